@@ -40,11 +40,19 @@ def test_a_plan_draws_what_the_transform_draws(name):
 
 def test_steps_that_change_nothing_are_left_out():
     transform_fn = functools.partial(transforms.standard_train, size=24, shorter=32)
-    names = [
-        [step.name for step in plan.program(transform_fn, [shape], title="x").steps]
-        for shape in ((32, 40, 3), (33, 40, 3))
+    programs = [
+        plan.program(transform_fn, [shape], title="x") for shape in ((32, 40, 3), (33, 40, 3))
     ]
+    names = [[step.name for step in program.steps] for program in programs]
     assert names == [["cut", "scale", "mirror"], ["scale", "cut", "scale", "mirror"]]
+    # Also if the first box that is drawn has the size.
+    box_fn = functools.partial(transforms.random_resized_crop, ratio=(1.0, 1.0))
+    first = box_fn(plan.Plan((32, 40, 3)), np.random.default_rng(0), size=24)
+    box_fn = functools.partial(box_fn, size=first.shapes[1][0])
+    steps = plan.program(box_fn, [(32, 40, 3)], title="x").steps
+    assert [step.name for step in steps] == ["cut", "scale"]
+    # A box has any side, up to that of its image.
+    assert programs[0].resizings[1] == {(side, 24) for side in range(1, 41)}
 
 
 def _rolled(image, rng):

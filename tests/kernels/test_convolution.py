@@ -1,5 +1,6 @@
 """Both forms of a convolution have the same values and gradients, whatever the geometry."""
 
+import functools
 import importlib.metadata
 import json
 import sys
@@ -136,6 +137,24 @@ def test_gradient_of_a_1x1_kernel_is_one_matrix_product():
     gradient = jax.jit(jax.grad(lambda k: jnp.sum(conv(x, k, impl="cpu") ** 2)))
     text = gradient.lower(kernel).as_text()
     assert text.count("stablehlo.convolution") == text.count("stablehlo.dot_general") == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "groups", "shape"),
+    [
+        ("bfloat16", 1, (3, 3, 32, 32)),
+        ("bfloat16", 32, (3, 3, 1, 32)),
+        ("float32", 16, (3, 3, 2, 32)),
+        ("float32", 32, (3, 3, 1, 64)),  # two kernels per channel
+    ],
+)
+def test_other_types_and_groups_take_the_form_of_xla(dtype, groups, shape):
+    x, kernel = jnp.ones((1, 8, 8, 32), dtype), jnp.ones(shape, dtype)
+    plain, chosen = (
+        str(jax.make_jaxpr(functools.partial(f, padding=1, groups=groups, **options))(x, kernel))
+        for f, options in ((xla_conv, {}), (conv, {"impl": "cpu"}))
+    )
+    assert chosen == plain
 
 
 def test_forward_mode_needs_the_plain_form():

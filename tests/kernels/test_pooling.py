@@ -50,6 +50,7 @@ def test_nan_input_stays_visible():
         # XLA's gradient is refused there where `runtime.deterministic` is set.
         ("auto", "cuda", 2, True),
         ("auto", "cuda", 1, True),
+        ("auto", "rocm", 2, True),
         ("auto", "tpu", 2, False),
         ("cpu", "tpu", 1, True),
         ("xla", "cpu", 2, False),
@@ -61,3 +62,12 @@ def test_impl_and_platform_choose_the_form(impl, platform, strides, faster):
     gradient = jax.jit(jax.grad(lambda x: jnp.sum(max_pool(x, 3, **options) ** 2)))
     text = gradient.trace(x).lower(lowering_platforms=(platform,)).as_text()
     assert ("select_and_scatter" not in text and "reduce_window" not in text) == faster
+
+
+def test_windows_whose_positions_do_not_fit_into_8_bits_take_the_form_of_xla():
+    x = jnp.ones((1, 17, 17, 1))
+    for size, own in ((16, True), (17, False)):
+        program = jax.make_jaxpr(
+            lambda x, size=size: max_pool(x, size, strides=1, padding=((0, 0),) * 2, impl="cpu")
+        )
+        assert ("reduce_window" not in str(program(x))) == own

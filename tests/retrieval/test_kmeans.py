@@ -55,6 +55,20 @@ def test_kmeans_skips_only_distances_that_cannot_change():
         np.testing.assert_array_equal(result.assignment, assignment)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_of_equally_near_centers_the_first_counts_whether_it_moved_or_not(seed):
+    rng, search = np.random.default_rng(seed), clusters._Search(128)
+    points, centers, new = (lattice(rng, n, d=2, top=4) for n in (90, 12, 12))
+    has_moved = rng.random(12) < 0.4
+    similarities, assignment = clusters._closest(points, centers, search)
+    centers[has_moved] = new[has_moved]
+    is_kept = ~has_moved[assignment]
+    clusters._reassign(points, centers, has_moved, is_kept, assignment, similarities, search)
+    exact = all_similarities(points, centers)
+    np.testing.assert_array_equal(assignment, exact.argmax(axis=1))
+    np.testing.assert_array_equal(similarities, exact.max(axis=1) + (points**2).sum(axis=1) / 2)
+
+
 def test_the_seed_determines_the_clusters():
     x = np.random.default_rng(10).standard_normal((300, 8)).astype(np.float32)
     runs = [retrieval.kmeans(x, k=30, seed=s) for s in (0, 0, 1)]
@@ -118,6 +132,10 @@ def test_an_empty_cluster_takes_the_farthest_point():
     centers = np.array([[0.5], [17.0], [-99.0]])
     refilled = clusters._fill_empty(x, centers, assignment, (x[:, 0] - centers[assignment, 0]) ** 2)
     assert refilled.tolist() == [2] and assignment.tolist() == [0, 0, 1, 1, 2]
+    # No cluster gives its only point away: the next one is taken.
+    assignment, centers = np.array([0, 0, 1, 1, 3]), np.array([[0.5], [13.0], [-99.0], [20.0]])
+    refilled = clusters._fill_empty(x, centers, assignment, (x[:, 0] - centers[assignment, 0]) ** 2)
+    assert refilled.tolist() == [2] and assignment.tolist() == [0, 0, 2, 1, 3]
 
 
 def test_kmeans_with_fewer_points_than_clusters_ends():
@@ -153,6 +171,11 @@ def test_of_several_starts_the_least_inertia_counts():
     first = retrieval.kmeans(x, k=30, seed=5)
     np.testing.assert_allclose(first.inertia, inertias[0], rtol=1e-5)
     np.testing.assert_array_equal(first.assignment, retrieval.kmeans(x, k=30, seed=5, starts=1)[1])
+    # Of equal inertias the earliest counts: here the starts differ in the order of clusters alone.
+    line = np.array([[0.0], [2.0], [10.0], [12.0]])
+    for seed in range(8):
+        several, one = (retrieval.kmeans(line, k=2, seed=seed, starts=n) for n in (4, 1))
+        np.testing.assert_array_equal(several.assignment, one.assignment)
     with pytest.raises(ValueError, match="starts=0 must be at least 1"):
         retrieval.kmeans(x, k=30, starts=0)
 

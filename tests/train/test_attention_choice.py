@@ -88,6 +88,9 @@ def test_a_later_process_takes_what_was_measured(cache, monkeypatch, content):
     """A resumed run must not compute with another form. A damaged file is measured again."""
     first = _chosen(_net(), "gpu")[1]
     path = cache / "attention.json"
+    for facts in map(json.loads, json.loads(path.read_text())):
+        assert facts["device"] == jax.devices()[0].device_kind
+        assert facts["packages"]["jax"] == jax.__version__
     if content == "damaged row":
         content = json.dumps({key: {"plain": None} for key in json.loads(path.read_text())})
     if content is not None:

@@ -25,8 +25,9 @@ LARGEST = dict.fromkeys(("distort", "glyphs_train", "nearest"), 1)
 
 
 def mine(image, rng):
-    """A transform of a user, made of others and of a cut."""
+    """A transform of a user, made of others and of a cut. What it resizes was a resized box."""
     top = int(rng.integers(6))
+    image = transforms.random_resized_crop(image, rng, size=28)
     return transforms.random_flip(transforms.resize(image, rng, size=30)[top : top + 24, 3:27], rng)
 
 

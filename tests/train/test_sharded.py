@@ -137,6 +137,25 @@ def test_an_array_is_split_on_its_longest_axis_that_divides():
     assert specs["c"] == P("data") and specs["d"] == specs["e"] == specs["f"] == P()
 
 
+def test_only_rows_of_classes_are_split_by_classes():
+    """Of a method with a split loss; a column of a factored moment has the name of its parameter."""
+    shards, spec = Shardings(jax.devices()[:3]), jax.ShapeDtypeStruct
+    shapes = {"kernel": (3, 7), "bias": (7,), "other": (7,)}
+    params = {"head": {name: spec(shape, np.float32) for name, shape in shapes.items()}}
+    method = methods.proxies(Pixels(), losses.arcface, classes=7)
+    method = method._replace(per_class=("head/kernel", "head/bias"))
+    options = {"classes": 7, "shards": shards, "sharded": "state"}
+    rows = placement.class_rows(method, params, **options)
+    assert rows == placement.ClassRows(frozenset({"head/bias"}), 7, 9, is_split=True)
+    rows_of_none = placement.class_rows(method._replace(split_loss=None), params, **options)
+    assert rows_of_none == placement.ClassRows(frozenset(), 7, 7, is_split=False)
+    moments = {"row": (9,), "column": (1,)}
+    state = {"opt_state": {k: {"head": {"bias": spec(x, np.float32)}} for k, x in moments.items()}}
+    places = placement.of_state(state, shards, sharded="classes", class_rows=rows)["opt_state"]
+    assert places["row"]["head"]["bias"] == shards.rows
+    assert places["column"]["head"]["bias"] == shards.everywhere
+
+
 def test_devices_exchange_embeddings_and_never_weights_of_classes(without_diagnostics):
     c, d, b = 500, 12, 16
     for name, options in (
