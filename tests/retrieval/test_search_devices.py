@@ -95,10 +95,19 @@ def test_a_gallery_may_take_a_quarter_of_the_free_memory(monkeypatch):
         assert tiles._resident_bytes(None) == expected
     monkeypatch.setattr(tiles, "RESIDENT_BYTES", 0)
     size = 5 * 128 * 19 * 4  # of 600 rows, in whole tiles
-    for free, is_resident in ((4 * size, True), (4 * size - 4, False)):
+    for free, is_resident in ((4 * size - 4, False), (4 * size, True)):
         monkeypatch.setattr(search_sharding, "free_bytes", lambda _, free=free: free)
         gallery = tiles.plain_tiles(np.zeros((600, 19), np.float32), 128)
         assert (gallery[0] is gallery[0]) == is_resident
+    with jax.enable_x64(True):  # twice as many bytes
+        assert (gallery := tiles.plain_tiles(np.zeros((600, 19)), 128))[0] is not gallery[0]
+
+
+def test_devices_share_a_search_in_which_each_has_a_tile():
+    devices, choose = jax.local_devices(), search_sharding.choose_mesh
+    assert choose(devices[:3], tiles=2) is None and choose(devices[:3], tiles=3).size == 3
+    assert choose(devices[:1], tiles=9) is None  # arrays go there by default
+    assert choose(devices[1:2], tiles=1).devices.tolist() == devices[1:2]
 
 
 def test_the_next_tile_is_read_while_the_present_one_is_used(monkeypatch):
