@@ -407,6 +407,14 @@ def test_nearest_classes_come_with_the_classes_that_are_dealt(case, near, column
     assert (sampling.nearest_classes(groups, **options) == plain).all()
 
 
+def test_places_that_neighbors_leave_go_to_any_class():
+    labels, filled = np.arange(40) // 4, set()
+    options = dict(classes=5, per_class=1, near=4, neighbors=np.zeros((10, 0), int), seed=0)
+    for step in range(20):
+        filled |= set(labels[sampling.nearest_classes(labels, **options, step=step)[1:]].tolist())
+    assert filled == set(range(10))
+
+
 @pytest.mark.parametrize(
     "options, match",
     [

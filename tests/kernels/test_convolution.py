@@ -112,6 +112,7 @@ def test_winograd_is_the_same_convolution(impl, size, width, padding, features):
     kernel = rng.normal(size=(3, width, *features)) / np.sqrt(3 * width * features[0])
     shape = (2, rows + 2 * padding - 2, columns + 2 * padding - width + 1, features[1])
     assert winograd.is_faster(x.shape, kernel.shape, 1, padding) == (shape[1] >= 4)
+    assert not winograd.is_faster(x.shape, kernel.shape, 2, padding)
     assert_forms_agree(impl, x, kernel, rng.normal(size=shape), 1e-5, padding=padding)
 
 

@@ -64,9 +64,9 @@ def test_neighborhoods_of_queries_are_those_of_the_definition():
     centers = rng.normal(size=(8, 5))
     q = centers[rng.integers(8, size=30)] + 0.5 * rng.normal(size=(30, 5))
     g = centers[rng.integers(8, size=70)] + 0.5 * rng.normal(size=(70, 5))
-    for k in (6, 7, 30):
-        batches = reciprocal.k_reciprocal_queries(q, g, k=k, batch_size=4)
-        assert (batches == _referee_queries(q, g, k, 3)).all()
+    for k, size in ((6, 3), (7, 12), (30, 3)):
+        batches = reciprocal.k_reciprocal_queries(q, g, k=k, batch_size=1 + size)
+        assert (batches == _referee_queries(q, g, k, size)).all()
 
 
 def test_an_image_leads_its_batch_even_among_copies_of_itself():

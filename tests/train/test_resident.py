@@ -350,6 +350,9 @@ def test_images_that_do_not_fit_are_refused_with_what_they_need(tmp_path, monkey
     said = []
     with pytest.raises(resident.DoesNotFit, match=r"take 9,.* GB on each of 2 devices, with"):
         resident.choose(run, say=said.append)
+    pixels = build(config | {"transform": "train.test_resident:rolled"})
+    with pytest.raises(plan.NoDeviceForm, match="transform rolled"):  # before they are read
+        resident.load(pixels)
     run = run._replace(runtime=build(config | {"runtime": {"data": "auto"}}).runtime)
     assert resident.choose(run, say=said.append) is None
     assert len(said) == 1 and "of which they may take 50%" in said[0] and "\n" not in said[0]
