@@ -149,6 +149,11 @@ def test_only_rows_of_classes_are_split_by_classes():
     assert rows == placement.ClassRows(frozenset({"head/bias"}), 7, 9, is_split=True)
     rows_of_none = placement.class_rows(method._replace(split_loss=None), params, **options)
     assert rows_of_none == placement.ClassRows(frozenset(), 7, 7, is_split=False)
+    at_rest = {"head": params["head"] | {"bias": spec((9,), np.float32)}}
+    for sharded, gathered in (("state", 0), ("all", 2)):  # no device gathers rows of classes
+        used_fn = placement.used_params_fn(shards, sharded=sharded, class_rows=rows)
+        assert str(jax.make_jaxpr(used_fn)(at_rest)).count("sharding_constraint") == gathered
+        assert jax.eval_shape(used_fn, at_rest) == params
     moments = {"row": (9,), "column": (1,)}
     state = {"opt_state": {k: {"head": {"bias": spec(x, np.float32)}} for k, x in moments.items()}}
     places = placement.of_state(state, shards, sharded="classes", class_rows=rows)["opt_state"]
