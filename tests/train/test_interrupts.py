@@ -14,8 +14,10 @@ from processes import LONG, children, ends, started, until, until_step
 from system import blobs, tiny
 
 from dmljax import retrieval
+from dmljax.runs import training
 from dmljax.train import journal
 from dmljax.train.checkpoints import Checkpoints
+from dmljax.train.evaluation import Evaluator
 
 SECONDS = 20  # for the end of a process, on a machine that is busy with other tests
 
@@ -102,6 +104,28 @@ def test_a_signal_ends_an_evaluation_that_clusters_for_hours(tmp_path, processes
         ends(process, 143, tmp_path, within=SECONDS)
     step, _, notes = _arrays(run)
     assert step == 3 and notes["repeats_evaluation"]
+
+
+def test_an_evaluation_that_is_repeated_gives_its_checkpoint_the_score(tmp_path, monkeypatch):
+    config, run, original = tiny(tmp_path, steps=3), tmp_path / "run", Evaluator.evaluate
+    config["evaluate"] |= {"clustering": False}
+
+    def evaluate(*arguments, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return original(*arguments, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(Evaluator, "evaluate", evaluate)
+        training.run(config, run)
+    assert _notes(run) == ([], True)
+    training.run(config, run)
+    history, repeats_evaluation = _notes(run)
+    assert len(history) == 1 and not repeats_evaluation
+
+
+def _notes(run):
+    *_, notes = _arrays(run)
+    return notes["history"], notes.get("repeats_evaluation", False)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """`result.json`, and the digests that tell whether two runs are the same."""
 
 import json
+import re
 import shutil
 import subprocess
 
@@ -15,6 +16,7 @@ from dmljax.data import datasets, digest, splits
 from dmljax.files.result import read
 from dmljax.runs import training
 from dmljax.train import journal, loop, results
+from dmljax.train.checkpoints import Checkpoints
 from dmljax.train.initial_state import first_state
 from dmljax.weights import converted
 
@@ -97,10 +99,16 @@ def test_the_time_of_killed_processes_counts(tmp_path):
         until_step(run, 20, process)
     with pytest.raises(FileNotFoundError, match=r"has no result.json: it is not a run folder"):
         read(run)
+    with Checkpoints(run / "checkpoints") as checkpoints:
+        steps = [step for step in checkpoints.steps() if checkpoints.fault(step) is None]
+        seconds = {step: checkpoints.run(step)["seconds"] for step in steps}
     with started(tmp_path, run, config) as process:
-        ends(process, 0, tmp_path)
-    lines = journal.read(run / "speed.jsonl")
-    assert read(run).wall_seconds > sum(2 * line["step_seconds"] for line in lines)
+        start = int(re.search(r"continuing from step (\d+)", ends(process, 0, tmp_path))[1])
+    before, after = 0.0, 0.0  # of steps alone
+    for line in journal.read(run / "speed.jsonl"):
+        before += 2 * line["step_seconds"] * (line["step"] <= start)
+        after += 2 * line["step_seconds"] * (line["step"] > start)
+    assert seconds[start] > before and read(run).wall_seconds > seconds[start] + after
 
 
 def test_a_damaged_result_is_one_line(finished, tmp_path):

@@ -15,8 +15,9 @@ from dmljax import methods
 from dmljax.config.build import build
 from dmljax.files import locks
 from dmljax.runs import training
-from dmljax.train import journal
+from dmljax.train import journal, loop
 from dmljax.train.checkpoints import Checkpoints, Mismatch
+from dmljax.train.step_metrics import mean
 
 
 @pytest.fixture(scope="module")
@@ -210,15 +211,18 @@ def test_a_workdir_in_use_is_refused(tmp_path):
     training.run(tiny(tmp_path), tmp_path / "run")
 
 
-def test_a_run_interrupted_where_the_best_is_reloaded_ends_the_same(tmp_path):
+def test_a_run_interrupted_where_the_best_is_reloaded_ends_the_same(tmp_path, monkeypatch):
     rising = {"name": "constant", "warmup": 6}  # from harmless to harmful
     optimizer = {"name": "sgd", "rate": 100.0}
     method = {"name": "pairs", "dim": 4, "memory": 99}
     config = tiny(tmp_path, method=method, reload_best_at=[4], optimizer=optimizer, schedule=rising)
     config["evaluate"] |= {"every": 2, "clustering": False}
     config["checkpoint"] = {"every": 1, "keep": 6}
-    config["log_every"] = 3  # a line after step 4 is a mean over both processes
+    config["log_every"] = 4  # the line after step 6 is a mean, maybe over both processes
+    windows = []
+    monkeypatch.setattr(loop, "mean", lambda window: windows.append(len(window)) or mean(window))
     training.run(config, tmp_path / "run")
+    assert windows == [4, 2]
     rows = journal.read(tmp_path / "run" / "metrics.jsonl")
     scores = [row["test/R@1"] for row in rows if "test/R@1" in row]
     assert len(scores) == 3 and scores[0] > scores[1]  # so that there is something to reload

@@ -85,6 +85,8 @@ def test_patience_needs_a_score(tmp_path):
 def test_a_run_without_evaluations_does_not_open_its_newest_step(tmp_path):
     config = tiny(tmp_path, select="test/R@1", evaluate={"every": 4, "ks": [1], "seeds": [0]})
     training.run(config, tmp_path / "run")
+    rows = journal.read(tmp_path / "run" / "metrics.jsonl")
+    assert [row["step"] for row in rows if "test/R@1" in row] == [4, 6]  # and the last step
     for step in (4, 6):
         shutil.rmtree(tmp_path / "run" / "checkpoints" / str(step))
     with pytest.raises(
