@@ -66,6 +66,17 @@ def test_mirrored_products_change_nothing(monkeypatch, symmetric):
     assert all_ranks(x, y, tile=128) == naive_ranks(all_similarities(x, x), y, y, within=True)
 
 
+def test_a_backend_whose_products_are_not_symmetric_is_noticed(monkeypatch):
+    rows, original = tiles.plain_tiles(np.ones((128, 3), np.float32), 128)[0], tiles.similarities
+    assert counting.is_symmetric(rows, 128)
+
+    def similarities(x, y):
+        return original(x, y).at[3, 5].add(1e-6)
+
+    monkeypatch.setattr(tiles, "similarities", similarities)
+    assert not counting.is_symmetric(rows, 128)
+
+
 @pytest.mark.parametrize("d", [1, 5, 64, 129, 512])
 @pytest.mark.parametrize("name", ["euclidean", "cosine"])
 def test_duplicates_are_tied_whatever_tile_they_are_in(d, name):
@@ -120,7 +131,8 @@ def test_double_precision_stays_double():
     y = np.array([0, 0, 1])
     assert all_ranks(x, y)[0] == [2]  # in single precision the negative is tied
     with jax.enable_x64(True):
-        assert all_ranks(x, y)[0] == [1]
+        for scale in (1, 0.1, 0.3, 0.7):
+            assert all_ranks(scale * x, y)[0] == [1]
         assert retrieval.nearest(x, k=1)[1].dtype == np.float64
 
 
