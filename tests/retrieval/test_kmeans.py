@@ -227,7 +227,7 @@ def test_the_options_of_scikit_learn_give_its_inertia():
 
 def test_a_tolerance_ends_the_iterations_where_scikit_learn_ends():
     rng = np.random.default_rng(7)
-    x = (rng.standard_normal((500, 3)) + [0.4, -0.4, 0.4]).astype(np.float32)
+    x = (rng.standard_normal((500, 3)) + np.array([0.4, -0.4, 0.4])).astype(np.float32)
     origin = x.mean(axis=0, dtype=np.float64)
     points = (x - origin).astype(np.float32)
     rows, squares = tiles.plain_tiles(points, 512), np.vecdot(points, points).astype(np.float64)

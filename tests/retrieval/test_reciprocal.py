@@ -64,10 +64,10 @@ def test_neighborhoods_of_queries_are_those_of_the_definition():
     centers = rng.normal(size=(8, 5))
     q = centers[rng.integers(8, size=30)] + 0.5 * rng.normal(size=(30, 5))
     g = centers[rng.integers(8, size=70)] + 0.5 * rng.normal(size=(70, 5))
-    ties = np.round(q[:, :2]), np.round(g[:, :2])
-    for (q, g), k, size in (((q, g), 6, 3), ((q, g), 7, 12), ((q, g), 30, 3), (ties, 6, 5)):
-        batches = reciprocal.k_reciprocal_queries(q, g, k=k, batch_size=1 + size)
-        assert (batches == _referee_queries(q, g, k, size)).all()
+    plain, ties = (q, g), (np.round(q[:, :2]), np.round(g[:, :2]))
+    for sets, k, size in ((plain, 6, 3), (plain, 7, 12), (plain, 30, 3), (ties, 6, 5)):
+        batches = reciprocal.k_reciprocal_queries(*sets, k=k, batch_size=1 + size)
+        assert (batches == _referee_queries(*sets, k, size)).all()
 
 
 def test_an_image_leads_its_batch_even_among_copies_of_itself():

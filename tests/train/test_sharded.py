@@ -138,7 +138,7 @@ def test_an_array_is_split_on_its_longest_axis_that_divides():
 
 
 def test_only_rows_of_classes_are_split_by_classes():
-    """Of a method with a split loss; a column of a factored moment has the name of its parameter."""
+    """Of a method with a split loss. The column of a factored moment has the same name."""
     shards, spec = Shardings(jax.devices()[:3]), jax.ShapeDtypeStruct
     shapes = {"kernel": (3, 7), "bias": (7,), "other": (7,)}
     params = {"head": {name: spec(shape, np.float32) for name, shape in shapes.items()}}
