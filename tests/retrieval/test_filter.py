@@ -87,6 +87,12 @@ def test_more_open_pairs_than_one_pass_takes(monkeypatch):
     assert all(ranks == [598, 599] for ranks in found.values()) and len(found) == 600
 
 
+def test_a_single_pair():
+    gallery = {"gallery": np.array([[1.0], [2.0], [3.0]]), "gallery_labels": np.array([1, 0, 1])}
+    query = np.zeros((1, 1)), np.zeros(1, int)
+    assert all_ranks(*query, **gallery, filter_dtype=jnp.bfloat16) == {0: [2]}
+
+
 @functools.cache
 def _ranked():
     """Thirteen tiles of data, and the ranks of a naive loop, which takes long."""

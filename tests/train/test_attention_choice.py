@@ -10,7 +10,7 @@ import pytest
 from system import tiny
 
 from dmljax import at_hand, nets
-from dmljax.config.build import build
+from dmljax.config.build import build, embedding
 from dmljax.nets import token_attention
 from dmljax.runs import summary
 from dmljax.train import attention_choice, initial_state
@@ -35,6 +35,17 @@ def test_on_a_cpu_auto_is_plain_and_the_header_says_so(tmp_path):
     assert (
         "attention" not in summary.header(build(tiny(tmp_path)), initial_state.first_state(run))[-1]
     )
+
+
+def test_a_run_with_a_form_of_gpus_is_exported_with_plain(tmp_path):
+    config = build(tiny(tmp_path, net=VIT)).config
+    shape = jax.ShapeDtypeStruct((2, 12, 12, 3), np.float32)
+    batch, programs = {"images": shape, "labels": jax.ShapeDtypeStruct((2,), np.int32)}, []
+    for form in ("plain", "cudnn"):
+        method, _ = embedding(config | {"net": config["net"] | {"attention": form}}, classes=4)
+        variables = jax.eval_shape(method.init, jax.random.key(0), batch)
+        programs.append(str(jax.make_jaxpr(method.embed)(*variables, shape)))
+    assert programs[0] == programs[1]
 
 
 @pytest.fixture
