@@ -50,8 +50,9 @@ class Journal:
             # At step 0, discard lines left by a run that died before its first checkpoint.
             _cut(path, step if step else -1, repeats_evaluation=repeats_evaluation)
         compilation.compiled()  # counts from here on
+        # By default every two minutes. `SummaryWriter.flush` does not wait for the last events.
         self._board = SummaryWriter(
-            str(workdir / "tensorboard"), purge_step=step + 1 if step else None
+            str(workdir / "tensorboard"), purge_step=step + 1 if step else None, flush_secs=1
         )
         self._progress = Progress("step", total, start=step, stream=sys.stdout)
         self._progress.start()
@@ -130,10 +131,6 @@ class Journal:
         """A line for the reader."""
         if self._progress is not None:
             self._progress.print(text)
-
-    def flush(self) -> None:
-        if self._board is not None:
-            self._board.flush()
 
     def close(self) -> None:
         if self._progress is not None:

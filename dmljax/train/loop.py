@@ -98,7 +98,6 @@ def train(
 
     def save(score: float | None = None, *, overwrite: bool = False, **notes: Any) -> None:
         log(all_steps=True)
-        journal.flush()
         notes |= {"window": window, "history": history, "seconds": report.seconds()}
         checkpoints.save(state, notes, score=score, overwrite=overwrite)
 

@@ -1,9 +1,24 @@
-"""Embeddings in TensorBoard's projector."""
+"""Scores, and embeddings in the projector, of TensorBoard."""
+
+import time
 
 import numpy as np
 from system import tiny
 
 from dmljax.runs import training
+from dmljax.train.journal import Journal
+
+
+def test_scores_are_on_the_disk_within_seconds(tmp_path):
+    """A run that is killed has them, as it has the lines of metrics.jsonl."""
+    journal = Journal(tmp_path, step=0, total=9)
+    journal.evaluation(3, {"R@1": 0.5}, split="test", shown="R@1")
+    [file] = (tmp_path / "tensorboard").iterdir()
+    end = time.monotonic() + 20
+    while b"test/R_1" not in file.read_bytes():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    journal.close()
 
 
 def test_every_evaluation_has_its_embeddings_and_classes_in_the_projector(tmp_path):
