@@ -13,6 +13,7 @@ from train.pixels import EXACT, distance, jit
 from dmljax import losses, ops
 from dmljax.methods import proxies as method_of
 from dmljax.nets import convnet
+from dmljax.ops import class_tiles
 from dmljax.train.compilation import multiply_adds
 from dmljax.train.devices import Shardings
 
@@ -82,6 +83,13 @@ def test_a_row_without_another_class_costs_nothing(devices, monkeypatch):
     monkeypatch.setitem(globals(), "LABELS", np.zeros(B, int))
     value, gradients = _on(devices, "cosface", ops.ClassTiles(4))
     assert value == 0 and not any(gradient.any() for gradient in gradients)
+
+
+def test_sums_over_devices_neither_overflow_nor_vanish():
+    sum_fn = jax.vmap(lambda x: class_tiles._log_of_sum(x, "devices"), axis_name="devices")
+    for logs in ([100.0, 101.0, -np.inf], [-300.0, -301.0, -302.0], [-np.inf] * 3):
+        expected = np.full(3, np.logaddexp.reduce(logs))
+        np.testing.assert_allclose(sum_fn(np.float32(logs)), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["cosface", "proxy_anchor"])
