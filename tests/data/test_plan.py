@@ -71,6 +71,16 @@ def _any_size(image, rng):
     return transforms.resize(image, rng, size=int(rng.integers(8, 30)))[:8, :8]
 
 
+def _mirrors_tall_images(image, rng):
+    small = transforms.squash(image, rng, size=24)
+    return transforms.random_flip(small, rng) if len(image) > 35 else small
+
+
+def test_steps_that_depend_on_the_size_of_an_image_are_refused():
+    with pytest.raises(plan.NoDeviceForm, match="steps depend on the size of an image"):
+        plan.program(_mirrors_tall_images, SIZES, title="x")
+
+
 @pytest.mark.parametrize("transform_fn", [_rolled, _every_second])
 def test_a_transform_that_reads_pixels_is_refused_with_its_name(transform_fn):
     name = transform_fn.__name__
