@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import math
 import os
+import re
 
 import pytest
 from processes import ROOT, command, python
@@ -23,6 +25,7 @@ VARIABLES = {
 }
 # Its activations are much larger than the 32 MB of scratch memory of a product.
 VIT = {"name": "vit_s16", "patch": 4, "image_size": 112, "depth": 4, "remat": True}
+VIT |= {"dtype": "bfloat16"}
 SIZE = {"name": "standard_eval", "size": 112}
 
 
@@ -60,25 +63,52 @@ def test_a_program_that_does_not_fit_has_a_row(tmp_path):
     assert row.endswith("NVIDIA L4: does not fit into the 17.7 GB that JAX takes of it")
 
 
-@needs_plugin
-def test_a_recomputed_block_keeps_its_input_alone_on_several_gpus(tmp_path):
-    """XLA's scheduler would put off the gradients of weights, and keep what they need of all blocks
-    (`train.loop`): eight GPUs need as much memory as one for as many images each."""
-    data = {"name": "npz", "path": blobs(tmp_path, classes=16), "split": 0.5}
-    config = tiny(tmp_path, dataset=data, net=VIT, transform=SIZE, eval_transform=SIZE)
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory):
+    """The bytes of the temporaries of a step with as many images for each of one and eight GPUs,
+    and the instructions of the program for one."""
+    folder = tmp_path_factory.mktemp("steps")
+    data = {"name": "npz", "path": blobs(folder, classes=16), "split": 0.5}
+    config = tiny(folder, dataset=data, net=VIT, transform=SIZE, eval_transform=SIZE)
     script = """if True:
-        import json, sys
+        import json, pathlib, sys
         from dmljax.config.build import build
         from dmljax.runs import dry_run, topologies
+        from dmljax.train.loop import compiled_step
         config = json.loads(sys.argv[1])
         for gpus in (1, 8):
             config["sampler"] = {"name": "class_balanced", "classes": gpus, "per_class": 8}
             run = build(config, described=topologies.devices(f"h100:{gpus}"))
-            print(dry_run._analysis(run, options=topologies.GPU_OPTIONS).temporaries)
+            step = compiled_step(run).lower(*dry_run._arguments(run))
+            step = step.compile(compiler_options=topologies.GPU_OPTIONS)
+            pathlib.Path(f"{gpus}.txt").write_text(step.as_text())
+            print(step.memory_analysis().temp_size_in_bytes)
     """
-    done = python(script, json.dumps(config), cwd=tmp_path, **VARIABLES)
-    one, eight = map(float, done.stdout.split()[-2:])
+    done = python(script, json.dumps(config), cwd=folder, **VARIABLES)
+    program = (folder / "1.txt").read_text()
+    instructions = program[program.index("\nENTRY") :].splitlines()
+    return list(map(int, done.stdout.split()[-2:])), instructions
+
+
+@needs_plugin
+def test_a_recomputed_block_keeps_its_input_alone_on_several_gpus(steps):
+    """XLA's scheduler would put off the gradients of weights, and keep what they need of all blocks
+    (`train.loop`): eight GPUs need as much memory as one for as many images each."""
+    one, eight = steps[0]
     assert eight < 1.2 * one
+
+
+@needs_plugin
+def test_bfloat16_has_float32_activations_in_norms_and_attention_alone(steps):
+    """The results of a program's instructions lie in memory; what is within one does not."""
+    wide = []
+    for line in steps[1]:
+        result, _, operation = line.partition(" = ")[2].partition("(%")
+        shapes = [x.split(",") for x in re.findall(r"f32\[([\d,]+)\]", result)]
+        if max((math.prod(map(int, x)) for x in shapes), default=0) >= 8 * 785 * 384:
+            wide += re.findall(r'op_name="([^"]*)"', operation) or [line]
+    assert any("cublas" in line and "/mlp/fc1/" in line for line in steps[1]), "the program is read"
+    assert wide and all(re.search(r"/(attn|norm\d?)/", name) for name in wide), wide
 
 
 @needs_plugin
