@@ -24,8 +24,8 @@ VARIABLES = {
     "PYTHONPATH": os.pathsep.join([str(ROOT), PLUGIN, os.environ.get("PYTHONPATH", "")]),
 }
 # Its activations are much larger than the 32 MB of scratch memory of a product.
-VIT = {"name": "vit_s16", "patch": 4, "image_size": 112, "depth": 4, "remat": True}
-VIT |= {"dtype": "bfloat16"}
+VIT = {"name": "vit_s16", "patch": 4, "image_size": 112, "depth": 4}
+VIT |= {"remat": True, "dtype": "bfloat16"}
 SIZE = {"name": "standard_eval", "size": 112}
 
 
