@@ -18,6 +18,7 @@ from dmljax.config.method import (
     Backbone,
     adapted_of,
     backbone_of,
+    check_memory,
     pooled_output_of,
     whiten_of,
     with_frozen,
@@ -91,12 +92,7 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         chunk=options.chunk,
     )
     check_evaluation(options.evaluate, data, method)
-    memory = options.method["name"] == "pairs" and options.method.get("memory")
-    if memory and memory < sampler.batch_size:
-        raise ValueError(
-            f"method.memory={memory} cannot hold a batch of {sampler.batch_size} images: take as "
-            "many or more, or 0 for no memory"
-        )
+    check_memory(options, batch_size=sampler.batch_size)
     metrics = metrics_of(options.evaluate)
     # Without an interval, once after the last step; a run may have no step.
     interval = max(total, 1) if options.evaluate.every is None else options.evaluate.every

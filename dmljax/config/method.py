@@ -112,6 +112,16 @@ def _functions(
     return factory, loss_fn, RandomMiner(mine_fn) if is_random else mine_fn
 
 
+def check_memory(options: Options, *, batch_size: int) -> None:
+    """Raises if the memory of the method `pairs` cannot hold a batch."""
+    memory = options.method["name"] == "pairs" and options.method.get("memory")
+    if memory and memory < batch_size:
+        raise ValueError(
+            f"method.memory={memory} cannot hold a batch of {batch_size} images: take as many or "
+            "more, or 0 for no memory"
+        )
+
+
 def _check_loss(options: Options, loss_fn: Callable) -> None:
     """Raises unless a loss of dmljax is one number, and has the proxies that it needs."""
     method, loss = options.method["name"], options.loss["name"]

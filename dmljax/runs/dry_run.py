@@ -102,13 +102,13 @@ def _by_topology(config: dict[str, Any], described: dict[str, list[jax.Device]])
             continue
         yield (
             f"{start}  {memory.arguments / _GB:15.3g}  {memory.temporaries / _GB:11.3g}  "
-            f"{memory.together / _GB:8.3g}  {device.device_kind}{_excess(memory, limit)}"
+            f"{memory.together / _GB:8.3g}  {device.device_kind}{_excess(memory.together, limit)}"
         )
 
 
-def _excess(memory: "_Memory", limit: float | None) -> str:
+def _excess(needed: float, limit: float | None) -> str:
     """What to say of a program that needs more than `limit` bytes."""
-    if limit is None or memory.together <= limit:
+    if limit is None or needed <= limit:
         return ""
     return f": does not fit into the {limit / _GB:.3g} GB that JAX takes of it"
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 from jax.experimental.topologies import get_topology_desc
 
-__all__ = ["devices", "gpu_memory"]
+__all__ = ["GPU_OPTIONS", "devices", "gpu_memory"]
 
 _EXAMPLES = "v5e:2x4, v6e:8x8 or v5p:2x2x2"
 
@@ -26,14 +26,14 @@ class _Gpu(NamedTuple):
     memory: int  # bytes
     bandwidth: float  # bytes a second
     cache: int  # bytes, of level 2
-    shared: tuple[int, int]  # bytes of shared memory: of a processor, of a block at most
+    limits: tuple[int, int, int]  # of a processor: shared bytes, shared bytes of a block, threads
 
 
-# By the data sheets of NVIDIA, and as the devices tell their memory.
-_HOPPER, _ADA = (233472, 232448), (102400, 101376)
+# From NVIDIA's data sheets. `memory` is what CUDA reports, about so for l4 and rtx4090.
+_HOPPER, _ADA = (233472, 232448, 2048), (102400, 101376, 1536)
 _GPUS = {
     "a100": _Gpu("NVIDIA A100 80GB", (8, 0), 108, 64, 1.41, 85_100_068_864, 2.04e12, 40 << 20,
-                 (167936, 166912)),
+                 (167936, 166912, 2048)),
     "l4": _Gpu("NVIDIA L4", (8, 9), 58, 128, 2.04, 23_600_000_000, 3.0e11, 48 << 20, _ADA),
     "rtx4090": _Gpu("NVIDIA GeForce RTX 4090", (8, 9), 128, 128, 2.52, 25_300_000_000, 1.01e12,
                     72 << 20, _ADA),
@@ -50,7 +50,7 @@ GPU_OPTIONS = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 
 
 def devices(name: str) -> list[jax.Device]:
-    """The devices of a topology. Raises a one-line error if it is not known, or a package lacks."""
+    """The devices of a topology. Raises one line for an unknown name or a missing package."""
     if not name:  # for which libtpu takes a TPU of its choice
         raise ValueError(f"--topology has an empty name: take names such as {_EXAMPLES}, or h100:8")
     return _tpus(name) if (gpu := _gpu(name)) is None else _gpus(name, gpu)
@@ -74,7 +74,7 @@ def _gpus(name: str, gpu: _Gpu) -> list[jax.Device]:
             f"--topology={name}: say how many GPUs a host has, such as {kind}:8, or {kind}:4x8 for "
             "four hosts"
         )
-    # Otherwise the plugin looks for a GPU first. It has no effect once JAX has started.
+    # Otherwise JAX looks for a GPU when it loads the plugin, and leaves the plugin out without one.
     jax.config.update("jax_platforms", "cpu")
     try:
         topology = get_topology_desc(
@@ -92,16 +92,16 @@ def _gpus(name: str, gpu: _Gpu) -> list[jax.Device]:
 def _target(gpu: _Gpu) -> str:
     """The description in the form that XLA reads (`GpuTargetConfigProto`)."""
     major, minor = gpu.capability
-    of_processor, of_block = gpu.shared
+    shared, shared_of_block, threads = gpu.limits
     return f"""
         gpu_device_info {{
           cuda_compute_capability {{ major: {major} minor: {minor} }}
           core_count: {gpu.processors} fpus_per_core: {gpu.lanes} clock_rate_ghz: {gpu.clock}
           device_memory_size: {gpu.memory} memory_bandwidth: {gpu.bandwidth:.0f}
-          l2_cache_size: {gpu.cache} shared_memory_per_core: {of_processor}
-          shared_memory_per_block: 49152 shared_memory_per_block_optin: {of_block}
+          l2_cache_size: {gpu.cache} shared_memory_per_core: {shared}
+          shared_memory_per_block: 49152 shared_memory_per_block_optin: {shared_of_block}
           threads_per_warp: 32 threads_per_block_limit: 1024
-          threads_per_core_limit: {1536 if gpu.shared == _ADA else 2048}
+          threads_per_core_limit: {threads}
           registers_per_core_limit: 65536 registers_per_block_limit: 65536
           block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
         }}
@@ -118,16 +118,18 @@ def _tpus(name: str) -> list[jax.Device]:
         if "lockfile" in reason:
             reason = "another process has loaded libtpu; set ALLOW_MULTIPLE_LIBTPU_LOAD=1"
             raise ValueError(f"--topology={name}: {reason}") from error
-        gpus = ", ".join(_GPUS)
         raise ValueError(
-            f"--topology={name}: take TPUs such as {_EXAMPLES}, or one of {gpus} with a number, "
-            f"such as h100:8; {reason}"
+            f"--topology={name}: take TPUs such as {_EXAMPLES}, or {_gpu_names()}; {reason}"
         ) from error
     except RuntimeError as error:
         raise ValueError(
             f"--topology={name}: libtpu is not installed. It needs no TPU: pip install "
-            f"'{_libtpu()}', or 'dmljax[tpu]'. GPUs have names such as h100:8"
+            f"'{_libtpu()}', or 'dmljax[tpu]'. Or take {_gpu_names()}"
         ) from error
+
+
+def _gpu_names() -> str:
+    return f"GPUs ({', '.join(_GPUS)}) such as h100:8"
 
 
 def _hosts(name: str) -> dict[str, list[int]]:

@@ -129,5 +129,5 @@ def test_the_second_part_of_a_vector_is_not_lost(tmp_path):
         print(*re.findall(r"subtract\\(%([^,]+), %([^)]+)\\)", text)[0])
     """
     done = python(script, cwd=tmp_path, **VARIABLES)
-    whole, rounded = done.stdout.split()[-2:]
-    assert whole != rounded and rounded.startswith("reduce_precision")
+    minuend, rounded = done.stdout.split()[-2:]
+    assert minuend != rounded and rounded.startswith("reduce_precision")
