@@ -4,6 +4,5 @@ set -euo pipefail
 cd "$(dirname "$0")"
 python make_gallery.py
 python make_fields.py
-python make_files.py
 python -m sphinx -q -W --keep-going -b html . _build
 echo "open docs/_build/index.html"

@@ -1,7 +1,6 @@
 """The library does not import the application, imports have no cycle, `data` never imports jax."""
 
 import ast
-import importlib.util
 import pathlib
 
 import pytest
@@ -59,29 +58,6 @@ def test_the_library_reads_no_environment_variable_and_no_config(path):
     names |= {a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names}
     names |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
     assert not names & {"os.environ", "os.getenv", "os.putenv", "environ", "getenv", "config"}
-
-
-@pytest.mark.parametrize("folder", sorted({u for u in UNITS if (PACKAGE / u).is_dir()}))
-def test_documents_name_every_folder(folder):
-    """The table of CONTRIBUTING.md says where things are, docs/concepts.md what the layers are."""
-    contributing = (PACKAGE.parent / "CONTRIBUTING.md").read_text()
-    rows = [line for line in contributing.splitlines() if line.startswith("|")]
-    assert any(f"`dmljax/{folder}/" in row for row in rows)
-    concepts = (PACKAGE.parent / "docs" / "concepts.md").read_text()
-    layers, _, _ = concepts.partition("## A method")
-    assert any(f"`{folder}`" in row for row in layers.splitlines() if row.startswith("|"))
-
-
-def test_the_list_of_files_is_up_to_date():
-    spec = importlib.util.spec_from_file_location(
-        "make_files", PACKAGE.parent / "docs/make_files.py"
-    )
-    make_files = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(make_files)
-    page = make_files.page()
-    assert make_files.PAGE.read_text() == page, "run python docs/make_files.py"
-    empty = [line for line in page.splitlines() if line.endswith("|  |")]
-    assert not empty, f"files without a docstring: {empty}"
 
 
 def test_imports_form_no_cycle():
