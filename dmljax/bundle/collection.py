@@ -29,7 +29,7 @@ import numpy as np
 
 from dmljax.bundle.loading import Bundle, load
 from dmljax.data import locate
-from dmljax.files import cores, parts, reading
+from dmljax.files import cores, image_formats, parts, reading
 from dmljax.files import writing as files
 from dmljax.index import inputs, nearest
 from dmljax.index import parquet as vector_files
@@ -79,7 +79,7 @@ def images_below(folder: str | os.PathLike) -> list[Image]:
 def _folder(root: str | os.PathLike) -> Collection:
     images = images_below(root)
     if not images:
-        suffixes = " ".join(locate.IMAGE_SUFFIXES)
+        suffixes = " ".join(image_formats.SUFFIXES)
         raise FileNotFoundError(f"{root} has no images; known suffixes are {suffixes}")
     digest = hashlib.sha256(json.dumps([image.id for image in images]).encode()).hexdigest()
     return Collection(len(images), digest, lambda rows: images[rows.start : rows.stop])

@@ -17,8 +17,9 @@ from dmljax.bundle import headers
 from dmljax.bundle.errors import BadImage
 from dmljax.bundle.preprocessing import Preprocessing
 from dmljax.data import decode
+from dmljax.files import image_formats
 
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+FORMATS = tuple(sorted(row.name for row in image_formats.FORMATS))
 MAX_BYTES = 64 << 20
 # Cameras store a preview beside the photograph as a second "frame" of a JPEG.
 _MAY_HAVE_FRAMES = ("MPO",)

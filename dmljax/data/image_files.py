@@ -5,7 +5,6 @@ an archive or in memory.
 """
 
 import hashlib
-import io
 import json
 import os
 import pathlib
@@ -14,18 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 
 from dmljax.data.decode import file_bytes, to_pil
-from dmljax.data.locate import IMAGE_SUFFIXES
 from dmljax.data.reader import Reader
 from dmljax.data.splits import Split
-from dmljax.files import reading
+from dmljax.files import image_formats, reading
 from dmljax.files import writing as files
 
 _MARKER = ".dmljax.json"  # says what the folder holds; hidden files are no images
-_SUFFIXES = {"JPEG": ".jpg", "PNG": ".png", "GIF": ".gif", "BMP": ".bmp", "WEBP": ".webp"}
-_SUFFIXES |= {"TIFF": ".tif", "PPM": ".ppm", "MPO": ".jpg"}
 _MOST_BYTES = 120  # of the name of a folder
 
 
@@ -97,20 +92,11 @@ def encoded(split: Split, i: int, read_fn: Callable[[int], np.ndarray]) -> tuple
     record = split.records[i]
     if split.boxes is None and not isinstance(record, np.ndarray):
         if isinstance(record, bytes):
-            data = record
-            suffix = _SUFFIXES.get(_format(data), "")
+            data, found = record, image_formats.format_of(record)
+            suffix = found.suffixes[0] if found else ""
         else:
             data = pathlib.Path(record).read_bytes()
             suffix = pathlib.Path(record).suffix.lower()
-        if suffix in IMAGE_SUFFIXES:
+        if suffix in image_formats.SUFFIXES:
             return data, suffix
     return file_bytes(to_pil(read_fn(i)), "PNG"), ".png"
-
-
-def _format(data: bytes) -> str:
-    """Pillow's name of the format; empty if it is no image, which the reader reports."""
-    try:
-        with Image.open(io.BytesIO(data)) as picture:
-            return picture.format or ""
-    except UnidentifiedImageError:
-        return ""

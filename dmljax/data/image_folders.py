@@ -10,6 +10,7 @@ from absl import logging
 
 from dmljax.data import locate
 from dmljax.data.splits import Split, Splits, divide, encode
+from dmljax.files import image_formats
 from dmljax.hints import counted
 
 _VALIDATION = ("val", "valid", "validation")  # folders beside train/ that are no classes
@@ -137,7 +138,7 @@ def _labeled_paths(root: pathlib.Path, unread: list[str]) -> list[tuple[str, str
                         name,
                     )
                 labeled_paths += [(path, entry.name) for path in paths]
-            elif entry.name.lower().endswith(locate.IMAGE_SUFFIXES):
+            elif entry.name.lower().endswith(image_formats.SUFFIXES):
                 outside += 1
             elif locate.is_unread(entry.name):
                 unread_of_root.append(str(entry))
@@ -150,7 +151,7 @@ def _labeled_paths(root: pathlib.Path, unread: list[str]) -> list[tuple[str, str
         if unread_of_root:
             text = locate.unread_text(unread_of_root)
             raise FileNotFoundError(f"folder: {root} has no folder of images{note}, only {text}")
-        suffixes = " ".join(locate.IMAGE_SUFFIXES)
+        suffixes = " ".join(image_formats.SUFFIXES)
         raise FileNotFoundError(
             f"folder: {root} has no folder of images{note}: put the images of each class in a "
             f"folder of its own; known suffixes are {suffixes}"

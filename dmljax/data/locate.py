@@ -8,11 +8,8 @@ from typing import NamedTuple
 
 from absl import logging
 
+from dmljax.files import image_formats
 from dmljax.hints import counted
-
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
-# Formats of phones and cameras, which are not read.
-UNREAD_SUFFIXES = (".heic", ".heif", ".avif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw")
 
 
 def find_folder(
@@ -98,7 +95,7 @@ def _files(folder: pathlib.Path) -> _Files:
                     to_visit.append(entry.path)
                 elif not (entry.is_file() or entry.is_symlink()):
                     continue  # reading a pipe would wait for ever
-                elif entry.name.lower().endswith(IMAGE_SUFFIXES):
+                elif entry.name.lower().endswith(image_formats.SUFFIXES):
                     files.images.append(entry.path)
                 elif is_unread(entry.name):
                     files.unread.append(entry.path)
@@ -112,7 +109,7 @@ def contains(folder: str | os.PathLike, other: str | os.PathLike) -> bool:
 
 def is_unread(name: str) -> bool:
     """Whether a file is an image in a format that is not read, by its name."""
-    return name.lower().endswith(UNREAD_SUFFIXES)
+    return name.lower().endswith(image_formats.UNREAD_SUFFIXES)
 
 
 def warn_of_unread(folder: str | os.PathLike, paths: Sequence[str]) -> None:

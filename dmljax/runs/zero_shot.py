@@ -20,7 +20,7 @@ from dmljax.data.features import Cache
 from dmljax.data.reader import Reader
 from dmljax.data.splits import Split
 from dmljax.data.transforms import transform as transform_lib
-from dmljax.files import parts
+from dmljax.files import image_formats, parts
 from dmljax.files.writing import make_folder, write_text
 from dmljax.methods.base import unit_vectors
 from dmljax.report import baseline, compare_page, comparison, diagnosis, page, scores_file
@@ -83,7 +83,9 @@ def images_of_folder(root: str | os.PathLike) -> tuple[Split, bool]:
         has_splits = (folder / "query").is_dir() or (folder / "test").is_dir()
         return image_folders.folder(root=folder, split=None if has_splits else 0.0).test, True
     if not (paths := locate.image_paths(folder)):
-        raise FileNotFoundError(f"{folder} has no images; known: {' '.join(locate.IMAGE_SUFFIXES)}")
+        raise FileNotFoundError(
+            f"{folder} has no images; known: {' '.join(image_formats.SUFFIXES)}"
+        )
     return Split(paths, np.zeros(len(paths), np.int32), ("images",)), False
 
 
