@@ -30,13 +30,6 @@ def test_the_version_is_printed_and_help_explains_a_verb():
     assert refused.returncode == 2 and "did you mean 'watch'" in refused.stderr
 
 
-def test_a_warning_is_one_line():
-    refused = command("train", "--config=glyphs", "--config.carried=all", "--config.steps=-5")
-    warning, error = refused.stderr.splitlines()
-    assert warning.startswith("warning: the field 'carried' of the config is an old name")
-    assert error.startswith("error: steps=-5")
-
-
 def test_every_verb_explains_itself_without_starting_jax():
     code = (
         "import sys\n"

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from dmljax.config import files as config_files
-from dmljax.config import old_defaults, old_names, registry
+from dmljax.config import registry
 from dmljax.hints import hint
 from dmljax.train.options import SECTIONS, Options, allowed_values, defaults_of, fields_of
 
@@ -17,9 +17,7 @@ def complete(config: Any) -> dict[str, Any]:
     """
     config = config_files.plain(config)
     json.dumps(config)  # raises for what a file cannot hold
-    config = _checked(old_names.current_fields(config, warn=True), Options, "the config")
-    config["runtime"] = old_names.current_runtime(config["runtime"])
-    config["net"] = old_defaults.with_resize(config["net"], old_defaults.NEW_RESIZE)
+    config = _checked(config, Options, "the config")
     for name, section in SECTIONS.items():
         config[name] = _checked(config[name], section, name)
     if config["size"] is not None:
@@ -29,22 +27,11 @@ def complete(config: Any) -> dict[str, Any]:
 
 
 def typed(config: dict[str, Any]) -> Options:
-    """The options of a completed config. Lists become tuples, so that options can be hashed.
-
-    Fields that the config of an older run lacks have their defaults.
-    """
-    values = _tuples(defaults_of(Options) | old_names.current_fields(config))
-    values["runtime"] = old_names.current_runtime(values["runtime"])
-    values["net"] = old_defaults.with_resize(values["net"], old_defaults.OLD_RESIZE)
+    """Returns the options of a completed config, with tuples instead of lists."""
+    values = _tuples(config)
     specs = [name for name, field in fields_of(Options).items() if field.type.startswith("Spec")]
     values |= {name: named(values[name]) for name in specs}
     return Options(**values | {name: type_(**values[name]) for name, type_ in SECTIONS.items()})
-
-
-def recorded(config: dict[str, Any]) -> dict[str, Any]:
-    """The config of a run folder, which `complete` may take: with the defaults of its version."""
-    net = old_defaults.with_resize(config.get("net"), old_defaults.OLD_RESIZE)
-    return {**old_names.current_fields(config), "net": net}
 
 
 def with_normalization(config: dict[str, Any], normalization: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from dmljax import losses
 from dmljax.adapt import distilled
 from dmljax.adapt.trained import Adapted
-from dmljax.config import old_names, registry
+from dmljax.config import registry
 from dmljax.methods import assemble
 from dmljax.methods.base import Method, RandomMiner
 from dmljax.nets import layers
@@ -181,7 +181,7 @@ def whiten_of(options: Options) -> float:
 
 
 def _factory(options: Options) -> Callable:
-    return registry.resolve("method", old_names.current_method(options.method))
+    return registry.resolve("method", options.method)
 
 
 def _argument(function: Callable | None, name: str) -> Any:

@@ -17,7 +17,6 @@ from collections import abc
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from dmljax import renames
 from dmljax.files.reading import FileText
 from dmljax.hints import hint
 
@@ -213,7 +212,6 @@ def find(
     keywords: dict[str, Any] = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
     if not isinstance(name := keywords.pop("name", None), str):
         raise ValueError(f"{spec!r} names no {rule.title}: write dict(name='...', ...)")
-    name = renames.current(kind, name)
     if ":" in name:
         function = own_function(name, rule)
     elif name in table(kind):
@@ -225,7 +223,6 @@ def find(
             advice = f". A function of your own is written as '{module}:{function_name}'"
         known = hint(name, table(kind), where=f"dmljax list {plural(kind)}")
         raise ValueError(f"there is no {rule.title} {name!r}{known}{advice}")
-    keywords = renames.of(function, keywords)
     parameters = inspect.signature(function).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         names = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]

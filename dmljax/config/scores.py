@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 
-from dmljax import metrics, renames
+from dmljax import metrics
 from dmljax.config import registry
 from dmljax.config.fields import named
 from dmljax.config.splits import Data, holds_out
@@ -50,7 +50,6 @@ def metrics_of(options: EvaluationOptions) -> Metrics:
         functions["ranks"] |= metrics.RANKING_FNS
         functions["clusterings"] |= metrics.CLUSTERING_FNS
     for spec in map(named, (*(options.metrics or ()), *options.extra)):
-        spec = {**spec, "name": renames.current("metric", spec.get("name"))}
         function = registry.resolve("metric", spec)
         if spec["name"] == "recall_at_k":
             ks += [spec["k"]] if "k" in spec else options.ks

@@ -194,8 +194,6 @@ class Cache:
     ) -> Rows:
         if transform == {**transform, "name": "standard_eval", "shorter": None}:
             transform = {**transform, "shorter": shorter_of(transform["size"])}
-        if not transform.get("scaled_decode", True):  # older caches do not have the argument
-            transform = {k: v for k, v in transform.items() if k != "scaled_decode"}
         key = {"format": _FORMAT, **self._about, "transform": transform, "times": times}
         keys_name = f"{_digest(key)[:16]}.npy" if times == 1 else None
         key["images"] = digest_of_images(images)

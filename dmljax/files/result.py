@@ -60,8 +60,7 @@ class Result(NamedTuple):
     * `code`: the git revision of dmljax and whether files differ from it; None for an installed
       package.
     * `average`: over what a score is a mean, 'queries' or 'classes'.
-    * `preprocessing`: what was done with the evaluated images before the net; empty in results of
-      version 0.1.0.
+    * `preprocessing`: what was done with the evaluated images before the net.
     * `against_frozen`: scores beside the scores of the pretrained backbone without training, see
       `runs.frozen.Against`.
     """
@@ -83,8 +82,8 @@ class Result(NamedTuple):
     devices: dict[str, Any]
     versions: dict[str, str]
     code: dict[str, Any] | None
-    average: str = "queries"
-    preprocessing: str = ""
+    average: str
+    preprocessing: str
     against_frozen: Sequence[Mapping[str, Any]] = ()
 
 

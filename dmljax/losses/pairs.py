@@ -20,7 +20,6 @@ from dmljax.ops import (
     ReferenceLabels,
     Scalar,
 )
-from dmljax.renames import renamed_keywords
 
 __all__ = [
     "circle",
@@ -246,7 +245,6 @@ def supcon(
     return ops.reduce(reduce_fn, jnp.where(valid, normalizer - mean, 0), valid)
 
 
-@renamed_keywords(m="margin")
 @describe(PAIR_ARGUMENTS)
 def circle(
     embeddings: Float[Array, "b d"],
@@ -425,7 +423,6 @@ def n_pairs(
     return ops.reduce(reduce_fn, entries, is_anchor)
 
 
-@renamed_keywords(softmax_scale="scale")
 @describe(PAIR_ARGUMENTS)
 def nca(
     embeddings: Float[Array, "b d"],

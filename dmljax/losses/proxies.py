@@ -18,7 +18,6 @@ from dmljax.losses._arguments import PROXY_ARGUMENTS, describe
 from dmljax.losses._common import mask_rows, matrix
 from dmljax.ops import Array, ReduceFn, Scalar
 from dmljax.ops.reductions import total_and_count
-from dmljax.renames import renamed_keywords
 
 __all__ = [
     "arcface",
@@ -246,7 +245,6 @@ def large_margin_softmax(
     return _cross_entropy(batch, _multiply_angle(margin), scale, reduce_fn, tiles, _long_vectors)
 
 
-@renamed_keywords(la="scale")
 @describe(PROXY_ARGUMENTS)
 def soft_triple(
     embeddings: Float[Array, "b d"],
@@ -331,7 +329,6 @@ def proxy_anchor(
     return ops.divide(*pull) + ops.divide(*push)
 
 
-@renamed_keywords(softmax_scale="scale")
 @describe(PROXY_ARGUMENTS)
 def proxy_nca(
     embeddings: Float[Array, "b d"],

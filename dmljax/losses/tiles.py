@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from dmljax import ops, renames
+from dmljax import ops
 from dmljax.losses import pairs, ranking, two_views
 from dmljax.losses._common import sides
 from dmljax.losses._fold import LogSumExp, OfColumns, Plan, Side, Sum, Total, count, fold
@@ -72,7 +72,7 @@ def tiled(loss_fn: Callable, *, tile: int | None = None, mesh: Mesh | None = Non
     signature = inspect.signature(function)
 
     def loss(*args: Any, **keywords: Any) -> Array:
-        arguments = signature.bind(*args, **{**bound, **renames.of(function, keywords)})
+        arguments = signature.bind(*args, **{**bound, **keywords})
         arguments.apply_defaults()
         values = dict(arguments.arguments)
         if values.pop("mine_fn", None) is not None:
@@ -103,7 +103,7 @@ def _unwrapped(loss_fn: Callable) -> tuple[Callable, dict[str, Any]]:
     while isinstance(loss_fn, functools.partial) and not loss_fn.args:
         keywords = loss_fn.keywords | keywords
         loss_fn = loss_fn.func
-    return loss_fn, renames.of(loss_fn, keywords)
+    return loss_fn, keywords
 
 
 class _Sides(NamedTuple):

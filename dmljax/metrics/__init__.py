@@ -14,7 +14,6 @@ A new score is one function: pass it in `metric_fns`, beside the entries of `RAN
 `CLUSTERING_FNS`, under the name that the report shows.
 """
 
-from dmljax import renames
 from dmljax.metrics import (
     bootstrap,
     classes,
@@ -66,5 +65,3 @@ _MODULES = (
     suspects,
 )
 __all__ = sorted(name for module in _MODULES for name in module.__all__)
-
-__getattr__ = renames.old_functions(__name__, "metric")

@@ -2,7 +2,6 @@
 
 from typing import Any, NamedTuple
 
-from dmljax import renames
 from dmljax.recipes.arguments import check_choice
 from dmljax.recipes.backbones import with_net
 
@@ -125,12 +124,6 @@ def dvml(
     The weights are Caffe's GoogLeNet, which is another net than torchvision's: docs/weights.md.
     """
     check_choice("dataset", dataset, _SETS)
-    if mode == "seed":
-        renames.warn(
-            "mode='seed' mixed two versions of the public code: write mode='code_1600', which is "
-            "taken, or mode='code_1200'",
-        )
-        mode = "code_1600"
     check_choice("mode", mode, _MODES)
     check_choice("loss", loss, ("triplet", "npair", "dws"))
     check_choice("experiment", experiment, _LAMBDAS)

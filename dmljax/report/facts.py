@@ -374,7 +374,7 @@ def _table(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     return {"splits": splits, "rows": rows}
 
 
-_COUNTS = ("without_positive", "lone", "unreadable")  # "lone" is its name in version 0.1.0
+_COUNTS = ("without_positive", "unreadable")
 
 
 def _cell(name: str, values: Mapping[str, float]) -> str:

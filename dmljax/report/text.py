@@ -10,7 +10,6 @@ from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dmljax.renames import dropped_keywords
 from dmljax.report.comparison import RunComparison, p_text
 from dmljax.report.facts import Facts, Items
 
@@ -53,7 +52,6 @@ def show(content: RenderableType) -> None:
     Console(highlight=False, emoji=False, markup=False, width=width).print(content)
 
 
-@dropped_keywords("changes", "fields")  # `result` has both
 def comparison(result: RunComparison) -> RenderableType:
     """The table of a comparison: every score of every run, against the first one."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

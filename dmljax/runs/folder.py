@@ -12,7 +12,6 @@ import jax
 import numpy as np
 from absl import logging
 
-from dmljax.config import fields
 from dmljax.config import files as config_files
 from dmljax.config.build import build
 from dmljax.config.digests import Digests, essential
@@ -90,7 +89,7 @@ def _write_config(
         steps = _steps_of_ladder(workdir)
         has_results = any(_has_results(place) for place in (workdir, *steps))
         try:
-            changes = _changes(_recorded_config(workdir), config)
+            changes = _changes(reading.config_of_run(workdir), config)
             changes += _other_digests(workdir, digests)
         except ValueError as error:  # a damaged file
             if has_results and not overwrite:
@@ -126,10 +125,6 @@ def _steps_of_ladder(workdir: pathlib.Path) -> list[pathlib.Path]:
 def _has_results(workdir: pathlib.Path) -> bool:
     has_checkpoint = any((workdir / "checkpoints").glob("[0-9]*"))
     return has_checkpoint or any((workdir / x).exists() for x in ("metrics.jsonl", reading.LADDER))
-
-
-def _recorded_config(workdir: pathlib.Path) -> dict[str, Any]:
-    return fields.recorded(reading.config_of_run(workdir))
 
 
 def _changes(old_config: dict[str, Any], config: dict[str, Any]) -> list[str]:
@@ -197,7 +192,7 @@ def reopen(
 
 def _build(workdir: pathlib.Path, overrides: Sequence[str], trust_modules: bool) -> Run:
     with reading.trusting_modules(trust_modules):
-        run = build(config_files.override(_recorded_config(workdir), overrides))
+        run = build(config_files.override(reading.config_of_run(workdir), overrides))
     compilation.keep_programs_or_warn(run.runtime.keep_programs)
     return run
 

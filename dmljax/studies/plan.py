@@ -4,12 +4,10 @@ import inspect
 import itertools
 import json
 import pathlib
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dmljax import renames
-from dmljax.config import digests, fields, old_names, registry
+from dmljax.config import digests, fields, registry
 from dmljax.config import files as config_files
 from dmljax.files import reading
 from dmljax.hints import check_known
@@ -133,23 +131,13 @@ def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
     content = digests.essential(dict(config))
     for section in _NAMED:
         if content.get(section) is not None:
-            if section == "method":
-                content[section] = _current_method(content[section])
             content[section] = _with_defaults(_KIND_OF.get(section, section), content[section])
     return content
-
-
-def _current_method(spec: Any) -> Any:
-    """A method's fields under their names of today, without the warning about old ones."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        return old_names.current_method(spec)
 
 
 def _with_defaults(kind: str, spec: Any) -> Any:
     options = dict(fields.named(spec))
     function = _function(kind, options["name"])
-    options = renames.of(function, options)
     parameters = inspect.signature(function).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     for name, default in defaults.items():
@@ -180,9 +168,6 @@ def check_field(field: str, config: Mapping[str, Any]) -> None:
     names = {"name", *OTHER_FIELDS.get(section, ())}
     name = spec["name"]
     function = _function(_KIND_OF.get(section, section), name)
-    names |= set(getattr(function, "__renamed_keywords__", ()))
-    if section == "method" and leaf not in _current_method(spec):
-        return  # an old name of a field, which this version still reads
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
@@ -257,9 +242,8 @@ def _check_config(
     from dmljax.config.scores import check_selection
     from dmljax.config.splits import holds_out
 
-    config = {**config, "method": _current_method(config["method"])}
     if study.folds is not None:
-        config |= {"folds": study.folds, "fold": 0}
+        config = {**config, "folds": study.folds, "fold": 0}
     try:
         options = fields.typed(config)
         check_method(options)

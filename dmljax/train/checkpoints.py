@@ -18,7 +18,7 @@ import os
 import pathlib
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -255,9 +255,7 @@ class Checkpoints:
 
         The checkpoint is compared with `shapes` before anything is read.
         """
-        saved = {path for path, _ in _flat(self._shapes(step)["params"])}
-        # Older versions saved what does not learn, too.
-        left_out = frozenset() if self._base.paths <= saved else self._base.paths
+        left_out = self._base.paths
         expected = {"params": _without(shapes.params, left_out), "train": _train_item(shapes)}
         self._compare(step, expected)
         if isinstance(sharding, jax.sharding.Sharding):
@@ -267,29 +265,13 @@ class Checkpoints:
             expected,
             {"params": _without(sharding.params, left_out), "train": _train_item(sharding)},
         )
-        items = self._read(step, abstract)
+        items = self._load(step, abstract)
         params, train = items["params"], items["train"]
         if left_out:
             base = dict(traverse_util.flatten_dict(self._base.params_fn(), keep_empty_nodes=True))
             params = traverse_util.unflatten_dict(base | traverse_util.flatten_dict(params))
         state = TrainState(train["step"], params, train["model_state"], train["opt_state"])
         return state, self.run(step)
-
-    def _read(self, step: int, abstract: dict) -> dict:
-        """The arrays of a checkpoint that has them, and maybe others of `_saved_before`."""
-        expected, saved = dict(_flat(abstract)), self._shapes(step)
-        saved = {item: saved[item] for item in abstract}
-        if set(expected) == {path for path, _ in _flat(saved)}:
-            return self._load(step, abstract)
-        sharding = next(iter(expected.values())).sharding
-
-        def placed(keys, a):
-            other = jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
-            return expected.get(path_of(keys), other)
-
-        saved = jax.tree_util.tree_map_with_path(placed, saved)
-        arrays = dict(_flat(self._load(step, saved)))
-        return jax.tree_util.tree_map_with_path(lambda keys, _: arrays[path_of(keys)], abstract)
 
     def arrays(self, step: int) -> tuple[dict, dict]:
         """The items `params` and `train` of a checkpoint as nested dicts, whatever their shapes."""
@@ -346,10 +328,8 @@ class Checkpoints:
             old = {p: tuple(a.shape) for p, a in _flat(saved[item])}
             new = {p: tuple(a.shape) for p, a in _flat(expected[item])}
             for path in sorted(set(old) | set(new)):
-                if (
-                    old.get(path) != new.get(path)
-                    and not (path in old and _saved_before(path, new))
-                    and not self._differ_in_zeros(path, old.get(path), new.get(path))
+                if old.get(path) != new.get(path) and not self._differ_in_zeros(
+                    path, old.get(path), new.get(path)
                 ):
                     raise Mismatch(
                         f"checkpoint {step} of {self.folder} does not fit: {item}/{path} is "
@@ -467,12 +447,6 @@ def _without(params: Any, paths: Set[str]) -> Any:
         return params
     flat = traverse_util.flatten_dict(params)
     return traverse_util.unflatten_dict({k: x for k, x in flat.items() if "/".join(k) not in paths})
-
-
-def _saved_before(path: str, expected: Collection[str]) -> bool:
-    """Whether older versions saved this mean or gradient sum of a parameter that is frozen."""
-    is_kept = path.startswith("opt_state/") and {"average", "acc_grads"} & set(path.split("/"))
-    return bool(is_kept) and path not in expected
 
 
 def _flat(tree: Any) -> list[tuple[str, Any]]:

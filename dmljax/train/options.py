@@ -24,15 +24,9 @@ def _option(
     least: float | None = None,
     below: float | None = None,
     choices: Sequence[str] = (),
-    is_new: bool = False,
 ) -> Any:
-    """A field with its smallest value, a bound that it does not reach, and the names it may hold.
-
-    The config of an older run lacks a field that `is_new`. Such a field counts in digests only
-    where it differs from its default, so that older runs keep their digests and can be continued.
-    """
+    """Returns a field with its meaning, its bounds (`below` is exclusive) and its names."""
     metadata = {"meaning": meaning, "least": least, "below": below, "choices": choices}
-    metadata |= {"is_new": is_new}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -60,7 +54,6 @@ class EvaluationOptions:
         "queries",
         "what counts the same in a mean score",
         choices=("queries", "classes"),
-        is_new=True,
     )
     clustering: bool | str = _option(
         True, "compute NMI, AMI, ARI and F1; 'end': only after the last step", choices=("end",)
@@ -70,7 +63,6 @@ class EvaluationOptions:
         "'scikit_learn': the best of several candidates for each start, 300 iterations at most, "
         "an end by tolerance, as published tables have it; slow with thousands of classes",
         choices=("plain", "scikit_learn"),
-        is_new=True,
     )
     starts: int = _option(1, "starts of k-means; the one with the least inertia counts", least=1)
     batch_size: int = _option(256, "images that are embedded at a time", least=1)
@@ -82,7 +74,6 @@ class EvaluationOptions:
         None,
         "score the pretrained backbone as it is, before training, and compare at the end; None: "
         "where a run starts from one",
-        is_new=True,
     )
     frames: bool = _option(False, "draw the test embeddings at each evaluation, for a movie")
     projector: int = _option(0, "test images in TensorBoard's projector", least=0)
@@ -117,11 +108,8 @@ class RuntimeOptions:
         "what keeps the training images: the 'host' sends the images of a step; a 'device' has all "
         "and is sent the rows of a step, and transforms them; 'auto': the devices if they can",
         choices=("host", "device", "auto"),
-        is_new=True,
     )
-    window: int = _option(
-        1, "with data='host', steps whose images are sent as one block", least=1, is_new=True
-    )
+    window: int = _option(1, "with data='host', steps whose images are sent as one block", least=1)
     devices: int | None = _option(None, "devices that are used; None: all", least=1)
     deterministic: bool = _option(False, "runs repeat bit for bit on GPUs, too; on CPUs they do")
     sharded: str | None = _option(
@@ -129,7 +117,6 @@ class RuntimeOptions:
         "what devices share: the weights of 'classes'; also the 'state' of the optimizer; 'all': "
         "also the parameters",
         choices=("classes", "state", "all"),
-        is_new=True,
     )
     features: str | None = _option(
         None,
@@ -170,7 +157,6 @@ class Options:
     neighbors_every: Length = _option(
         "1 epoch",
         "when the classes nearest to each other are searched, for samplers that take `neighbors`",
-        is_new=True,
     )
     miner: Spec | None = _option(None, "a function of `miners`: which pairs count in the loss")
     chunk: int | None = _option(None, "images that the net sees at a time; None: all", least=1)
@@ -178,7 +164,6 @@ class Options:
         None,
         "rows that a pair loss compares with as many rows at a time; None: all with all",
         least=1,
-        is_new=True,
     )
     optimizer: Spec = _option({"name": "adam", "rate": 1e-4}, "its `rate`, `decay`, `groups`, ...")
     schedule: Spec = _option("cosine", "the learning rate over time, with `warmup`")
@@ -189,20 +174,15 @@ class Options:
         "weight of the distance between similarities in a batch by the embeddings and by the "
         "backbone before training",
         least=0,
-        is_new=True,
     )
     mixed_with: str | None = _option(
         None,
         "with `start`, the folder of a second run: the first parameters are averages of both",
-        is_new=True,
     )
-    mixed_share: float = _option(
-        0.5, "with `mixed_with`, the share of the second run", least=0, is_new=True
-    )
+    mixed_share: float = _option(0.5, "with `mixed_with`, the share of the second run", least=0)
     ladder: Sequence[dict] = _option(
         (),
         "steps of fine-tuning, each with a name and the fields that it changes: docs/finetune.md",
-        is_new=True,
     )
     start_takes: str = _option("all", "what is taken from `start`", choices=("all", "backbone"))
     trained: Spec = _option(
@@ -215,14 +195,12 @@ class Options:
         "with trained='last': 'cached' computes the features of the backbone once for every image, "
         "keeps them on disk, and trains on them",
         choices=("computed", "cached"),
-        is_new=True,
     )
     views: int = _option(
         0,
         "with features='cached': features of each training image after `transform`, of which a "
         "step draws one; 0: one feature of each image, without augmentation",
         least=0,
-        is_new=True,
     )
     validation: float = _option(0.0, "share of training classes held out", least=0, below=1)
     fold: int | None = _option(None, "the block of training classes that is held out, from 0")

@@ -70,7 +70,7 @@ def expected_preprocessing(path: str | os.PathLike) -> Preprocessing | None:
         return published.PUBLISHED[name].preprocessing if name else None
     inputs = metadata.get("inputs", {})
     if not metadata.get("trained_on") or not {"size", "shorter", "filter"} <= set(inputs):
-        return None  # of an unknown source, or of an older version
+        return None  # of an unknown source
     return Preprocessing(
         inputs["size"], inputs["shorter"], inputs["filter"], inputs["normalization"]
     )

@@ -332,13 +332,13 @@ def test_frozen_batch_norms_keep_their_statistics(tmp_path):
     assert run.net.frozen and any("bn" in p and p.endswith("scale") for p in run.frozen)
 
 
-def test_digests_of_configs_without_the_new_choices_stay(tmp_path):
+def test_training_all_is_the_default(tmp_path):
     from dmljax.config import digests, fields
 
     config = tiny(tmp_path)
     plain, named = (fields.complete(c) for c in (config, config | {"trained": "all"}))
     assert digests.config_digest(plain) == digests.config_digest(named)
-    assert digests.essential(plain)["trained"] == "all"  # as older versions wrote it
+    assert digests.essential(plain)["trained"] == "all"
 
 
 def test_the_command_writes_adapters_that_the_weights_take_again(finished, tmp_path):

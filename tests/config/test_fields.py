@@ -1,20 +1,17 @@
 """The dataclasses of options complete and check a config, and make the page of all fields."""
 
-import hashlib
 import importlib.util
 import json
 import pathlib
-import shutil
 
 import numpy as np
 import pytest
-from system import brief, photos, tiny
+from system import photos, tiny
 
 from dmljax import recipes
 from dmljax.config import digests, fields, files
 from dmljax.config.build import build
-from dmljax.runs import folder as folder_lib
-from dmljax.runs import summary, training
+from dmljax.runs import summary
 from dmljax.train import initial_state, options
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "make_fields.py"
@@ -107,108 +104,3 @@ def test_the_evaluation_at_a_small_size_sees_the_border_of_a_photograph(tmp_path
     line = summary.header(run, state)[1]  # after the advice to start from pretrained weights
     assert "standard_train(size=64" in line and " for training" in line
     assert "standard_eval(size=64, shorter=72" in line
-
-
-def test_a_run_of_an_older_version_goes_on(tmp_path):
-    """Its `config.json` lacks the fields that came later, and has old names of functions."""
-    config = tiny(tmp_path)
-    config["evaluate"] |= {"extra": [{"name": "reciprocal_rank"}]}
-    scores = training.run(config, tmp_path / "run")
-    folder = tmp_path / "old"
-    shutil.copytree(tmp_path / "run", folder)
-    old = json.loads((folder / "config.json").read_text())
-    del old["size"], old["evaluate"]["average"]
-    old["sampler"]["name"] = "plan"
-    old["evaluate"]["extra"] = [{"name": "mean_reciprocal_rank"}]
-    (folder / "config.json").write_text(json.dumps(old))
-    assert digests.config_digest(old) == digests.config_digest(fields.complete(config))
-    with pytest.warns(FutureWarning, match="is an old name") as caught:
-        assert folder_lib.score(folder) == scores
-    assert [str(w.message).split()[1] for w in caught] == ["sampler", "metric"]
-    for name in ("checkpoints/6", "checkpoints_sums/6"):
-        for path in folder.glob(f"{name}*"):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    (folder / "result.json").unlink()
-    training.run(config, folder)
-    rows = [
-        [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-        for path in (tmp_path / "run", folder)
-    ]
-    assert rows[0] == rows[1]
-    with pytest.raises(ValueError, match=r"evaluate.average was None and is now 'classes'"):
-        training.run(config | {"evaluate": config["evaluate"] | {"average": "classes"}}, folder)
-
-
-def test_a_run_of_an_older_version_keeps_the_rule_of_its_positions(tmp_path, capsys):
-    """`vit_s16` resized as transformers does. Its images here have another size than the net."""
-    sizes = {"width": 8, "heads": 2, "depth": 1, "patch": 4, "image_size": 24}
-    config = brief(tmp_path, net={"name": "vit_s16"} | sizes)
-    assert fields.complete(config)["net"] == config["net"] | {"resize": "torch_offset"}
-    assert fields.complete(config | {"net": "vit_b16"})["net"]["resize"] == "torch_offset"
-    plain = config | {"net": config["net"] | {"resize": "torch"}}
-    folder = tmp_path / "run"
-    scores = training.run(plain, folder)
-    assert scores != training.run(config, tmp_path / "new")
-    old = json.loads((folder / "config.json").read_text())
-    digest = digests.config_digest(old)
-    assert old["net"].pop("resize") == "torch"  # older versions wrote none
-    assert digests.config_digest(old) == digest  # so a study knows its runs again
-    assert digests.config_digest(fields.complete(config)) != digest
-    (folder / "config.json").write_text(json.dumps(old))
-    assert folder_lib.score(folder) == scores
-    assert fields.typed(old).net["resize"] == "torch"
-    with pytest.raises(ValueError, match=r"net.resize was 'torch' and is now 'torch_offset'"):
-        training.run(config, folder)
-    assert training.run(plain, folder) == scores
-
-
-@pytest.mark.parametrize("old", ["plan", {"name": "plan"}])
-def test_an_old_name_of_a_sampler_has_the_digest_of_the_new_one(old):
-    new = json.loads(json.dumps(old).replace("plan", "class_balanced"))
-    assert digests.essential({"sampler": old}) == {"sampler": new}
-    before = hashlib.sha256(json.dumps({"sampler": old}, separators=(",", ":")).encode())
-    for sampler in (old, new):
-        assert digests.config_digest({"sampler": sampler}) == before.hexdigest()
-
-
-def test_the_old_name_of_a_field_works_and_keeps_the_digest_of_a_run(tmp_path):
-    new = tiny(tmp_path, start=str(tmp_path), start_takes="backbone")
-    old = {"carried" if name == "start_takes" else name: value for name, value in new.items()}
-    with pytest.warns(FutureWarning, match="'carried' of the config .*: write 'start_takes'"):
-        assert fields.complete(old) == fields.complete(new)
-    run_config = {"start": "runs/a", "carried": "backbone", "steps": 3}
-    digest = "06c917a1f2b041ee7c695e378b170b7f8488b0123c47d3ddc3f31fa4d76cea97"  # of version 0.1.0
-    assert digests.config_digest(run_config) == digest
-    renamed = {"start": "runs/a", "start_takes": "backbone", "steps": 3}
-    assert digests.config_digest(renamed) == digest
-    assert digests.essential(run_config) == digests.essential(renamed)
-    assert "start_takes" in fields.recorded(run_config)
-    recorded = fields.complete(new)
-    recorded["carried"] = recorded.pop("start_takes")
-    assert fields.typed(recorded).start_takes == "backbone"
-
-
-def test_an_old_name_of_a_sampler_works_with_one_warning(tmp_path):
-    config = tiny(tmp_path)
-    expected = build(config).sample_fn
-    config["sampler"] |= {"name": "plan"}
-    with pytest.warns(FutureWarning, match="sampler 'plan' .*: write 'class_balanced'") as caught:
-        sample_fn = build(config).sample_fn
-    assert len(caught) == 1 and "\n" not in str(caught[0].message)
-    labels = np.arange(32) % 4
-    for step in range(3):
-        rows = (fn(labels, seed=0, step=step) for fn in (sample_fn, expected))
-        np.testing.assert_array_equal(*rows)
-
-
-def test_new_fields_at_their_defaults_are_not_in_digests(tmp_path):
-    """So runs of older versions go on, and studies keep their rows."""
-    complete = fields.complete(tiny(tmp_path))
-    essential = digests.essential(complete)
-    sections = [(options.Options, complete, essential)]
-    sections += [
-        (s, complete[name], essential.get(name, {})) for name, s in options.SECTIONS.items()
-    ]
-    for section, values, in_digest in sections:
-        new = {name for name, f in options.fields_of(section).items() if f.metadata.get("is_new")}
-        assert new <= set(values) and not new & set(in_digest)

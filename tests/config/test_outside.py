@@ -181,9 +181,3 @@ def test_a_config_averages_over_classes_and_its_metric_sees_labels(tmp_path):
 
 def number_of_the_class(ranks, *, labels):
     return labels.astype(np.float64)
-
-
-def test_old_names_of_metrics_work_in_a_config(tmp_path):
-    with pytest.warns(FutureWarning, match="write 'reciprocal_rank'"):
-        run = build(tiny(tmp_path, evaluate={"metrics": ["mean_reciprocal_rank"]}))
-    assert list(run.metrics.ranking_fns) == ["MRR"]

@@ -108,17 +108,6 @@ def test_class_balanced_changes_with_seed_round_cycle_class_and_pass():
     assert len(np.unique(orders, axis=0)) == 7 * 4 * 6 // 2  # two deals are a pass
 
 
-@pytest.mark.parametrize(
-    "old, new",
-    [("plan", "class_balanced"), ("combine", "class_chunks"), ("number", "random_class_count")],
-)
-def test_old_names_work_with_a_warning(old, new):
-    with pytest.warns(FutureWarning, match=f"sampling.{old} is an old name .*: write {new}"):
-        assert getattr(sampling, old) is getattr(sampling, new)
-    with pytest.raises(AttributeError, match="no attribute 'plna'"):
-        _ = sampling.plna
-
-
 def test_any_step_of_a_large_set_is_reached_at_once():
     groups = sampling.group(np.repeat(np.arange(11_318), 5))
     sampling.class_balanced(groups, classes=32, per_class=4, seed=0, step=0)

@@ -143,19 +143,3 @@ def test_a_wrong_schedule_is_one_line(spec, message):
 def test_steps_of_a_ramp_that_are_no_two_steps_in_order(at):
     with pytest.raises(ValueError, match="of two steps, the second step must come after the first"):
         ramp(0, first=0.0, last=1.0, at=at)
-
-
-@pytest.mark.parametrize(
-    ("name", "old", "new", "value"),
-    [("circle", "m", "margin", 0.3), ("nca", "softmax_scale", "scale", 3.0)],
-)
-def test_an_old_name_of_a_keyword_works_and_warns(name, old, new, value):
-    function = getattr(losses, name)
-    with pytest.warns(FutureWarning, match=f"{old}=.*write {new}="):
-        old_value = function(X, LABELS, **{old: value})
-    assert old_value == function(X, LABELS, **{new: value})
-    from_config = registry.resolve("loss", {"name": name, old: value})
-    assert from_config(X, LABELS) == old_value
-    both = {old: value, new: value}
-    with pytest.warns(FutureWarning), pytest.raises(TypeError, match=f"old name of {new}"):
-        function(X, LABELS, **both)

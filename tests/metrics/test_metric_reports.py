@@ -330,10 +330,3 @@ def test_a_metric_may_see_the_labels_of_its_queries():
     x = np.array([[0.0], [0.1], [5.0], [5.1], [9.0]])
     values = metrics.per_query(x, labels, ks=(), metric_fns={"even": first_of_even_classes})
     np.testing.assert_array_equal(values["even"], [1, 1, 0, 0, np.nan])
-
-
-@pytest.mark.parametrize("name", ["mean_average_precision", "mean_reciprocal_rank"])
-def test_old_names_work_with_a_warning(name):
-    with pytest.warns(FutureWarning, match=f"metrics.{name} is an old name"):
-        function = getattr(metrics, name)
-    assert function is getattr(metrics, name.removeprefix("mean_"))

@@ -78,7 +78,7 @@ def test_old_and_new_keys_draw_the_same_values():
 
 
 def test_the_numbers_of_a_key_do_not_change():
-    """Runs of earlier versions go on, and their results can be repeated."""
+    """Initial values are part of a result, so they must not change unnoticed."""
     places = np.array([0, 1023, 1024, 69_999])
     numbers = [init(KEY, (70_000,))[places] for init in STANDARD]
     np.testing.assert_allclose(numbers, EXPECTED, rtol=1e-6)

@@ -68,21 +68,13 @@ def test_a_page_of_other_images_shows_none(runs, n):
     assert [len(one["x"]) for one in section["maps"]] == [96, n - 1]
 
 
-def test_keywords_of_version_0_1_0(runs, capsys):
+def test_the_page_names_the_fields_that_differ(runs, capsys):
     path = compare_page.write(runs, fields=[["rate", "low", "high"]])
     section = page.read(path)["comparison"]
     assert section["config"] == [["rate", "low", "high"]]
     assert section["config_title"] == "About the runs"
-    result = comparison.read(runs)
-    text.show(text.comparison(result))
-    expected = capsys.readouterr().out
-    assert "configs differ in 1 field" in expected
-    for keyword in ("changes", "fields"):
-        with pytest.warns(FutureWarning, match=f"comparison.{keyword}=.* is ignored"):
-            text.show(text.comparison(result, **{keyword: {}}))
-        assert capsys.readouterr().out == expected
-    with pytest.raises(TypeError, match="unknown"):
-        text.comparison(result, unknown={})
+    text.show(text.comparison(comparison.read(runs)))
+    assert "configs differ in 1 field" in capsys.readouterr().out
 
 
 def test_the_maps_of_both_runs_are_side_by_side(runs, tmp_path):

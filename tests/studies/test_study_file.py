@@ -135,17 +135,6 @@ def test_rows_are_compared_with_the_values_of_their_recipe_and_their_functions(t
         plan.check_rows(study_file.read(str(path)))
 
 
-def test_old_names_of_fields_are_read(checked):
-    """A row with the old name of a field, and a row with its name of today, are the same row."""
-    old = {"method.pool": "max"}
-    checked(rows={"a": old})
-    with pytest.raises(ValueError, match="the rows 'a' and 'b' have the same config"):
-        checked(rows={"a": old, "b": {"method.pool_fn": "global_max"}})
-    loss = {"name": "soft_triple"}
-    with pytest.raises(ValueError, match="the rows 'a' and 'b' have the same config"):
-        checked(rows={"a": {"loss": loss | {"la": 3.0}}, "b": {"loss": loss | {"scale": 3.0}}})
-
-
 def test_a_row_is_what_the_command_line_does(tmp_path):
     rows = {"wide": {"method.dim": 8, "loss": {"name": "contrastive"}}}
     path = write_study(tmp_path, rows=rows, all={"steps": 4}, seeds=[3, 5])
@@ -228,12 +217,8 @@ def test_rows_may_be_added_and_not_changed(tmp_path):
         with pytest.raises(ValueError, match=message):
             main.main(["study", "table", str(path), f"--workdir={tmp_path / 'of_study'}"])
     assert _recorded(tmp_path, runs, **base) == added
-    # An older version recorded the sampler of the rows under its old name.
     index = tmp_path / "of_study" / "index.json"
     text = index.read_text()
-    assert '"class_balanced"' in text
-    index.write_text(text.replace('"class_balanced"', '"plan"'))
-    assert _recorded(tmp_path, runs, **base) == added
     index.write_text(text.replace(added["b", 1], "0" * len(added["b", 1])))
     with pytest.raises(ValueError, match="row 'b': its data, weights or seeds have changed"):
         _recorded(tmp_path, runs, **base)

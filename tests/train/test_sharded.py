@@ -333,13 +333,3 @@ def test_what_cannot_be_shared_is_refused_in_one_line(tmp_path):
     loss = {"name": "config.outside:my_loss"}
     message = refusal(tmp_path, **PROXIES | {"loss": loss})
     assert "method.tile: this loss needs all classes at once" in message
-
-
-def test_options_of_older_versions_are_read(tmp_path):
-    with pytest.warns(FutureWarning, match="now written as 'classes'"):
-        run = build(tiny(tmp_path, **PROXIES, runtime={"devices": 2, "sharded": ["^proxies"]}))
-    assert run.class_rows.is_split
-    assert not build(tiny(tmp_path, **PROXIES, runtime={"sharded": []})).class_rows.is_split
-    method = PROXIES["method"] | {"multiple": 8}
-    with pytest.warns(FutureWarning, match="multiple of proxies is no longer needed"):
-        assert build(tiny(tmp_path, **PROXIES | {"method": method})).class_rows.rows == 4

@@ -8,7 +8,6 @@ start at any step, and every host computes the same global batch and reads only 
 `sampling.sampler` converts epochs of a sampler to steps.
 """
 
-from dmljax import renames
 from dmljax.data.sampling.balanced import class_balanced, coverage
 from dmljax.data.sampling.graph import class_chunks, random_class_count
 from dmljax.data.sampling.groups import Groups, Labels, group
@@ -29,5 +28,3 @@ __all__ = [
     "random_class_count",
     "uniform",
 ]
-
-__getattr__ = renames.old_functions(__name__, "sampler")
