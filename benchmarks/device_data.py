@@ -98,7 +98,7 @@ class Contestant:
                 host_batches,
                 self.run.shards.rows,
                 ahead=self._ahead,
-                window=self.run.runtime.window,
+                window=self.run.options.runtime.window,
             )
             for step in range(-8, steps):  # the first ones use what was read ahead
                 if step == 0:

@@ -67,7 +67,7 @@ def text(
         "threshold": first,
         "shape": run.eval_image_shape,
         "license_lines": license_lines,
-        "dataset": json.dumps(run.dataset),
+        "dataset": json.dumps(run.options.dataset["name"]),
         "metric_lines": "\n".join(f"- {json.dumps(x)}" for x in evidence.scores) or "- recall",
         "data_set": _data_set(run),
         "kind": "unit vectors, compared by their cosine" if cosine else "compared by distance",
@@ -85,7 +85,7 @@ def text(
         "compression_table": _compression_table(evidence.compression),
         "prefix_table": _prefix_table(evidence.prefixes),
         "prefix_words": " or by a prefix" if evidence.prefixes else "",
-        "pretraining": pretraining(origin.first_weights(run.start, run.weights)),
+        "pretraining": pretraining(origin.first_weights(run.options.start, run.weights)),
         "license": license or "not stated",
         "limits": "\n".join(f"* {line}" for line in limits),
         "trained": _trained(result),
@@ -198,7 +198,11 @@ def _data_set(run: Run) -> str:
     spec = named(run.config["dataset"])
     has_path = spec["name"] in ("folder", "npz", "table")
     path = next((spec[key] for key in PATHS["dataset"] if has_path and spec.get(key)), None)
-    return f"{spec['name']} {os.path.basename(os.path.normpath(path))}" if path else run.dataset
+    return (
+        f"{spec['name']} {os.path.basename(os.path.normpath(path))}"
+        if path
+        else run.options.dataset["name"]
+    )
 
 
 def _score_table(evidence: Evidence) -> str:

@@ -202,7 +202,7 @@ def test_images(
             images.append(preprocess(read(int(row))))
             labels.append(split.labels[row])
         except ValueError:
-            if run.unreadable != "skip":
+            if run.options.unreadable != "skip":
                 raise
     if not images:
         raise ValueError("the test split has no readable image to compare the programs on")
@@ -226,7 +226,7 @@ def _evidence(
     if result is not None and result.chosen is not None:
         selection, uses_test = result.chosen.sentence, result.chosen.uses_test
         selection = selection[0].upper() + selection[1:]
-    average = run.evaluation.average
+    average = run.options.evaluate.average
     scores = figures.scores(test, run.test, average=average)
     prefixes = figures.by_prefix(test, run.test, run.method.prefixes, average=average)
     evidence = card.Evidence(

@@ -91,6 +91,7 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         jax.eval_shape(images.example),
         chunk=options.chunk,
     )
+    origin.check_mixed(options)
     check_evaluation(options.evaluate, data, method)
     check_memory(options, batch_size=sampler.batch_size)
     metrics = metrics_of(options.evaluate)
@@ -108,37 +109,26 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
             sampler = sampler._replace(note=note)
     return Run(
         config=fields.with_normalization(config, normalization),
-        seed=options.seed,
+        options=options,
         steps=total,
         batch_size=sampler.batch_size,
-        chunk=options.chunk,
-        log_every=options.log_every,
-        reload_best_at=_reloads(options, sampler, min(evaluation_steps, default=total)),
+        reload_steps=_reloads(options, sampler, min(evaluation_steps, default=total)),
         selection=selection_of(
             options,
             metrics,
             prefixes=method.prefixes,
             part_names_fn=functools.partial(_part_names, method, shapes, images),
         ),
-        patience=options.patience,
-        evaluation=options.evaluate,
         evaluation_steps=evaluation_steps,
         metrics=metrics,
         call_fn=call_fn_of(options.evaluate),
-        checkpoint=options.checkpoint,
         checkpoint_steps=sampler.every(checkpoint_interval, total, "checkpoint.every"),
-        runtime=options.runtime,
-        pictures=options.pictures,
-        unreadable=options.unreadable,
         sample_fn=sampler.sample_fn,
         neighbor_steps=neighbor_steps,
         sampler_note=sampler.note,
         attention_note=attention_note,
         normalization=preprocessing.title(normalization),
         input_note=input_note(backbone.weights, options.eval_transform),
-        start=options.start,
-        mixed_with=origin.mixed_with_of(options),
-        trained=options.trained["name"],
         frozen=initial.frozen,
         adapted=adapted,
         pooled_output=pooled_output_of(options),
@@ -155,9 +145,9 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         placements=placement.of_state(
             shapes, shards, sharded=options.runtime.sharded, class_rows=initial.class_rows
         ),
+        net=backbone.net,
         **data._asdict(),
         **images._asdict(),
-        **backbone._asdict(),
     )
 
 

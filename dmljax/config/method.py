@@ -21,7 +21,6 @@ _WITH_PROXIES = ("proxies", "semantic_proxies")  # methods whose losses compare 
 
 
 class Backbone(NamedTuple):
-    net_name: str
     net: Any
     weights: str | None  # the file of its pretrained weights
 
@@ -46,7 +45,7 @@ def backbone_of(options: Options) -> Backbone:
             )
         if hasattr(net, "frozen"):  # its batch norms keep their statistics
             net = net.clone(frozen=True)
-    return Backbone(spec["name"], net, weights)
+    return Backbone(net, weights)
 
 
 def has_pretrained(options: Options) -> bool:

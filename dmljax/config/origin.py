@@ -71,10 +71,10 @@ def _options_of_run(folder: str | os.PathLike) -> Options | None:
     return fields.typed(reading.config_of_run(folder))
 
 
-def mixed_with_of(options: Options) -> tuple[str, float] | None:
-    """The second run of `mixed_with`, and its share; None without one."""
+def check_mixed(options: Options) -> None:
+    """Raises unless the averages that `mixed_with` asks for exist."""
     if options.mixed_with is None:
-        return None
+        return
     if options.start is None or options.start_takes != "all":
         raise ValueError(
             f"mixed_with={options.mixed_with!r} is averaged with the parameters of another run: "
@@ -82,7 +82,6 @@ def mixed_with_of(options: Options) -> tuple[str, float] | None:
         )
     if not 0 <= options.mixed_share <= 1:
         raise ValueError(f"mixed_share must be between 0 and 1, not {options.mixed_share}")
-    return options.mixed_with, options.mixed_share
 
 
 def taken_of(options: Options, method: Method, shapes: TrainState) -> start.Taken | None:

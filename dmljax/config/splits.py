@@ -24,9 +24,8 @@ _SHARES = {"image_share": "float", "class_share": "float", "full_epochs": "bool"
 
 
 class Data(NamedTuple):
-    """The splits of a run, the name of its data set, and the digest of the whole data set."""
+    """The splits of a run, and the digest of the whole data set."""
 
-    dataset: str
     data_digest: str
     train: Split
     held_out: Split | None
@@ -52,7 +51,7 @@ def data_of(options: Options, split_fn: Callable[..., Split] | None = None) -> D
     if held_out is not None and _has_two_sides(splits.test) and held_out.query is None:
         held_out = queries_and_gallery(held_out)
     train = _share(options, train)
-    return Data(options.dataset["name"], digests.digest(splits), train, held_out, splits.test)
+    return Data(digests.digest(splits), train, held_out, splits.test)
 
 
 def _check_images(options: Options, splits: Splits) -> None:

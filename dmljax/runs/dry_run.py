@@ -183,7 +183,7 @@ def _memory(run: Run) -> float:
 
 def _arguments(run: Run) -> tuple[Any, ...]:
     """The shapes of state, batch and signal, with their places on the devices."""
-    rows, count = run.shards.rows, run.shards.padded(run.batch_size, chunk=run.chunk)
+    rows, count = run.shards.rows, run.shards.padded(run.batch_size, chunk=run.options.chunk)
 
     def shaped(shape: tuple[int, ...], dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)

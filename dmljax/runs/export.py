@@ -100,7 +100,7 @@ def export(
             images,
             ids=[record_name(images.records, i) for i in rows],
             read_fn=lambda row: reader(int(row)),
-            seed=run.seed,
+            seed=run.options.seed,
             devices=run.shards.mesh.local_devices,
         )
         print(f"{out / 'embeddings.parquet'}: {count:,} rows for Embedding Atlas")
@@ -179,7 +179,7 @@ def _embed(
         if "prefix" in task:
             values["embeddings"] = nearest.prefix(values["embeddings"], task["prefix"])
         if synthetic:
-            key = jax.random.fold_in(jax.random.key(run.seed), done)
+            key = jax.random.fold_in(jax.random.key(run.options.seed), done)
             values |= evaluator.synthetic_features(state, part, key=key)
         for name, value in values.items():
             if name not in arrays:

@@ -193,7 +193,7 @@ def reopen(
 def _build(workdir: pathlib.Path, overrides: Sequence[str], trust_modules: bool) -> Run:
     with reading.trusting_modules(trust_modules):
         run = build(config_files.override(reading.config_of_run(workdir), overrides))
-    compilation.keep_programs_or_warn(run.runtime.keep_programs)
+    compilation.keep_programs_or_warn(run.options.runtime.keep_programs)
     return run
 
 
@@ -203,10 +203,10 @@ def check_data(run: Run, workdir: str | os.PathLike) -> None:
     if digest in (None, run.data_digest):
         return
     raise ValueError(
-        f"the data set {run.dataset} is not the one that {workdir} was trained with: its digest "
-        f"was {_short(digest)} and is {_short(run.data_digest)}, so its labels, class names or "
-        "files differ. Restore it, or train again in another --workdir; `dmljax evaluate` scores "
-        "other data that --config.dataset... names"
+        f"the data set {run.options.dataset['name']} is not the one that {workdir} was trained "
+        f"with: its digest was {_short(digest)} and is {_short(run.data_digest)}, "
+        "so its labels, class names or files differ. Restore it, or train again in another "
+        "--workdir; `dmljax evaluate` scores other data that --config.dataset... names"
     )
 
 
@@ -332,7 +332,7 @@ def write_scores(scores: QueryScores, folder: str | os.PathLike) -> None:
 
 def describe_clustering(run: Run) -> str:
     """How the scores of clustering were computed; "" if there are none."""
-    options = run.evaluation
+    options = run.options.evaluate
     if not run.metrics.clustering_fns:
         return ""
     start = "single starts" if options.starts == 1 else f"the best of {options.starts} by inertia"
@@ -352,10 +352,10 @@ def describe_score(run: Run, state: TrainState, *, requested: bool = False) -> s
         lambda x: run.method.embed(state.params, state.model_state, run.normalize_fn(x)), images
     )
     selection = "as asked" if requested else f"select={run.selection.rule}"
-    if steps := ", ".join(str(step) for step in run.reload_best_at if step <= run.steps):
+    if steps := ", ".join(str(step) for step in run.reload_steps if step <= run.steps):
         selection += f"; the best by {run.selection.key} reloaded at {steps}"
     return (
-        f"after step {int(state.step)} ({selection}), seed {run.seed}, {embedding.shape[1]}-d "
-        f"embeddings of {w} x {h} x {channels} images ({run.preprocessing}), pretraining: "
-        f"{run.pretraining(paths=False)}"
+        f"after step {int(state.step)} ({selection}), seed {run.options.seed}, "
+        f"{embedding.shape[1]}-d embeddings of {w} x {h} x {channels} images "
+        f"({run.preprocessing}), pretraining: {run.pretraining(paths=False)}"
     )

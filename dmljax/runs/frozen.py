@@ -115,7 +115,7 @@ def _folder(workdir: str | os.PathLike, split: str) -> pathlib.Path:
 
 
 def _mean(run: Run, scores: QueryScores, name: str) -> float:
-    return metrics.average(scores.values[name], scores.labels, over=run.evaluation.average)
+    return metrics.average(scores.values[name], scores.labels, over=run.options.evaluate.average)
 
 
 def compare(
@@ -156,7 +156,7 @@ def _against(run: Run, scores: QueryScores, frozen: QueryScores) -> list[Against
     rows = []
     for name in SCORES:
         values = frozen.values[name]
-        options: dict = {"groups": frozen.labels, "over": run.evaluation.average}
+        options: dict = {"groups": frozen.labels, "over": run.options.evaluate.average}
         low, high = metrics.interval(values, **options)
         result = metrics.compare(scores.values[name], values, **options)
         rows.append(
@@ -192,7 +192,7 @@ def lines(run: Run, rows: Sequence[Against], workdir: str | os.PathLike) -> list
     if not rows:
         return []
     text = [""]
-    trained = "with head" if run.trained == "last" else "trained"
+    trained = "with head" if run.options.trained["name"] == "last" else "trained"
     for split in dict.fromkeys(row.split for row in rows):
         of_split = [row for row in rows if row.split == split]
         text.append(f"{_TITLES[split]:24s}" + "".join(f"{row.name:>8s}" for row in of_split))
@@ -205,8 +205,8 @@ def lines(run: Run, rows: Sequence[Against], workdir: str | os.PathLike) -> list
     if (worse := _decisive(run, rows)).is_worse:
         command = f"dmljax export {shlex.quote(str(workdir))} --allow-worse --out=run.bundle"
         text.append(
-            f"{_worse(worse)}: {bundle_advice(run.start, run.weights)}, and `{command}` makes one "
-            "of this run"
+            f"{_worse(worse)}: {bundle_advice(run.options.start, run.weights)}, and `{command}` "
+            "makes one of this run"
         )
     return text
 
@@ -255,7 +255,7 @@ def check(
 
     Scores of the backbone that the run did not write are computed from its weights.
     """
-    if run.weights is None and run.start is None:
+    if run.weights is None and run.options.start is None:
         return []
     if evaluation.val_embeddings is None and run.held_out is not None and len(run.held_out):
         embeddings = evaluator.embeddings(state, run.held_out)[MAIN]
@@ -283,6 +283,6 @@ def check(
     if worst.is_worse and not allow_worse:
         raise ValueError(
             f"{_worse(worst)}. To export it all the same: --allow-worse; "
-            f"{bundle_advice(run.start, run.weights)}"
+            f"{bundle_advice(run.options.start, run.weights)}"
         )
     return rows

@@ -132,18 +132,18 @@ def facts_of(
         read_fn=lambda item: reader(int(item)),
         scores=scores or None,
         query_scores=query_scores,
-        average=run.evaluation.average,
+        average=run.options.evaluate.average,
         are_classes_new=not set(test.names) & set(run.train.names),
         inside_fn=inside_fn,
         training_fn=training_fn,
         fields={
             "rule": ". ".join(filter(None, (run_folder.describe_score(run, state), against))),
-            "curves": files.curves(step, run.reload_best_at, shown=run.selection.score),
+            "curves": files.curves(step, run.reload_steps, shown=run.selection.score),
             "prefixes": files.prefixes(step, embeddings[MAIN].shape[1]),
             "run": files.provenance(),
             "warning": files.warning(),
         },
-        seed=run.seed,
+        seed=run.options.seed,
         pictures=pictures,
         devices=run.shards.mesh.local_devices,
     )
@@ -225,6 +225,6 @@ def _inspect_fns(run: Run, state: TrainState) -> dict[str, Callable]:
     functions = {kind: fn for kind, fn in inspect_fns.items() if fn is not None}
     if "synthetic_features" in functions:
         functions["synthetic_features"] = functools.partial(
-            functions["synthetic_features"], key=jax.random.key(run.seed)
+            functions["synthetic_features"], key=jax.random.key(run.options.seed)
         )
     return {kind: bound(function) for kind, function in functions.items()}

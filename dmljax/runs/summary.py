@@ -31,7 +31,7 @@ def header(run: Run, state: TrainState) -> list[str]:
     parameters = f"{sum(x.size for _, x in leaves):,} parameters"
     if run.frozen:
         learned = sum(x.size for keys, x in leaves if path_of(keys) not in run.frozen)
-        parameters += f", of which {learned:,} learn (trained={run.trained})"
+        parameters += f", of which {learned:,} learn (trained={run.options.trained['name']})"
     platform = jax.devices()[0].platform
     devices = f"{run.shards.size} {platform} device{'s' if run.shards.size > 1 else ''}"
     convolutions = kernels.describe(getattr(run.net, "impl", "auto"), platform)
@@ -40,7 +40,7 @@ def header(run: Run, state: TrainState) -> list[str]:
         splits.append(_held_out(run, run.held_out))
     splits.append(_counts(run.test, "test image", "class"))
     line = (
-        f"{run.dataset}: {', '.join(splits)}; {parameters}, "
+        f"{run.options.dataset['name']}: {', '.join(splits)}; {parameters}, "
         f"pretraining: {run.pretraining()}; images: {run.transform_fn.title} for training, "
         f"{run.eval_transform_fn.title} for evaluation, {run.normalization}; "
         f"batches of {run.batch_size} on {devices}; {convolutions}"
@@ -49,7 +49,7 @@ def header(run: Run, state: TrainState) -> list[str]:
         line += f"; images are read by {counted(workers, 'process')}"
     if run.attention_note:
         line += f"; {run.attention_note}"
-    if run.runtime.deterministic:
+    if run.options.runtime.deterministic:
         line += f"; {describe_determinism(platform)}"
     if run.sampler_note:
         line += f"; {run.sampler_note}"
@@ -59,8 +59,10 @@ def header(run: Run, state: TrainState) -> list[str]:
         return [f"{line}; continuing from step {start_step}"]
     hint = (
         None
-        if run.weights or run.start
-        else initial_state.missing_weights_note(run.net_name, run.dataset)
+        if run.weights or run.options.start
+        else initial_state.missing_weights_note(
+            run.options.net["name"], run.options.dataset["name"]
+        )
     )
     return [*([hint] if hint else []), line, *([run.input_note] if run.input_note else [])]
 
@@ -126,7 +128,7 @@ def choice(run: Run, step: int, rows: list[dict]) -> Chosen:
     scores = {row["step"]: row[key] for row in rows if key in row and row["step"]}
     best = first_best(scores) if scores else step
     last = max(scores, default=step)
-    uses_test = selection.split == "test" and bool(run.reload_best_at or not selection.is_last)
+    uses_test = selection.split == "test" and bool(run.reload_steps or not selection.is_last)
     if selection.is_last:
         sentence = _LAST
         if scores and scores[best] > scores[last]:
@@ -152,10 +154,10 @@ def facts(run: Run) -> dict[str, Any]:
             name: {"images": len(split), "classes": len(split.names)}
             for name, split in run.splits.items()
         },
-        "pretraining": run.start or run.weights,
+        "pretraining": run.options.start or run.weights,
         "preprocessing": run.preprocessing,
-        "average": run.evaluation.average,
-        "seed": run.seed,
+        "average": run.options.evaluate.average,
+        "seed": run.options.seed,
         "steps": run.steps,
     }
 

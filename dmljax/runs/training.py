@@ -39,21 +39,21 @@ def run(
     workdir, start = pathlib.Path(workdir), time.monotonic()
     compilation.compiled()  # counts from here on
     run = build(config)
-    warning = compilation.keep_programs(run.runtime.keep_programs)
+    warning = compilation.keep_programs(run.options.runtime.keep_programs)
     check(run)
-    if run.runtime.deterministic:
+    if run.options.runtime.deterministic:
         check_determinism(jax.devices()[0].platform, os.environ.get("XLA_FLAGS", ""))
     run_digests = digests.of_config(
         run.config,
         data=run.data_digest,
         weights=None if run.weights is None else file_digest(run.weights),
-        start=start_lib.digest(run.start, run.mixed_with and run.mixed_with[0]),
+        start=start_lib.digest(run.options.start, run.options.mixed_with),
     )
     with (
         folder.claimed(workdir, run.config, run_digests, overwrite=overwrite),
         Checkpoints(
             workdir / "checkpoints",
-            keep=run.checkpoint.keep,
+            keep=run.options.checkpoint.keep,
             base=initial_state.base_of(run),
             class_rows=run.class_rows,
         ) as checkpoints,
@@ -68,7 +68,7 @@ def run(
 
 def check(run: Run) -> None:
     """Raises an error of one line if the run cannot start here. It may be opened nevertheless."""
-    if (count := run.runtime.devices or 0) > run.shards.size:
+    if (count := run.options.runtime.devices or 0) > run.shards.size:
         here = counted(run.shards.size, "device")
         raise ValueError(f"runtime.devices={count}, and this process has {here}: leave it out")
     initial_state.check_weights(run)
@@ -159,9 +159,9 @@ def _evaluate_untrained(
     if baseline := evaluator.pixel_scores():
         journal.say(f"raw pixels, before training: R@1 {100 * baseline['R@1']:.1f}")
         journal.evaluation(0, baseline, split="raw")
-    if run.evaluation.frozen:
+    if run.options.evaluate.frozen:
         frozen.evaluate(run, evaluator, journal, workdir)
-    if run.evaluation.frames:
+    if run.options.evaluate.frames:
         summary.frame(run, evaluator.embeddings(state, run.test), workdir, 0)
 
 
@@ -175,15 +175,15 @@ class _Observer:
     def __call__(self, step: int, evaluation: Evaluation) -> None:
         run = self._run
         if evaluation.test_embeddings is not None:
-            if run.evaluation.projector:
+            if run.options.evaluate.projector:
                 classes = [run.test.names[label] for label in run.test.labels]
                 self._journal.projector(
                     step,
                     evaluation.test_embeddings[MAIN],
                     classes,
-                    count=run.evaluation.projector,
+                    count=run.options.evaluate.projector,
                 )
-            if run.evaluation.frames:
+            if run.options.evaluate.frames:
                 summary.frame(run, evaluation.test_embeddings, self._workdir, step)
         if not self._has_warned and (line := summary.stuck(run, evaluation, self._workdir)):
             self._journal.say(line)
@@ -209,7 +209,7 @@ def _report(
         embeddings = evaluation.test_embeddings[MAIN]
         scores = folder.query_scores(run, embeddings, workdir, step=int(state.step))
         folder.write_scores(scores, workdir)
-        journal.say(summary.intervals(scores, run.evaluation.average))
+        journal.say(summary.intervals(scores, run.options.evaluate.average))
         known = {"test": scores}
         rows = frozen.compare(run, workdir, evaluation, step=int(state.step), known=known)
         for line in frozen.lines(run, rows, workdir):
@@ -217,16 +217,16 @@ def _report(
         values |= {f"{frozen.PREFIXES[row.split]}/{row.name}": row.frozen for row in rows}
     against = [row._asdict() for row in rows]
     report.finished(choice, values, against_frozen=against, **summary.facts(run))
-    if not run.pictures or scores is None:
+    if not run.options.pictures or scores is None:
         return
     start = time.perf_counter()
     if page.write(run, state, evaluation, workdir, scores, evaluator=evaluator):
         journal.say(f"report: {workdir / page.FILE} ({time.perf_counter() - start:.0f} s)")
-    if run.evaluation.frames:
+    if run.options.evaluate.frames:
         pictures.movie(
             workdir / "frames",
             workdir / "movie.gif",
-            frame_ms=run.evaluation.frame_ms,
-            last_frame_ms=run.evaluation.last_frame_ms,
+            frame_ms=run.options.evaluate.frame_ms,
+            last_frame_ms=run.options.evaluate.last_frame_ms,
         )
         journal.say(f"movie: {workdir / 'movie.gif'}")

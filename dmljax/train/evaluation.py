@@ -151,13 +151,13 @@ class Evaluator:
         self._run, self._interrupts = run, interrupts
         self._score = functools.partial(
             score,
-            average=run.evaluation.average,
+            average=run.options.evaluate.average,
             sum_fn=hosts.summed if interrupts is None else interrupts.summed,
         )
         self._inspect = run.method.inspect or Inspect()
         self._skipped: collections.Counter[str] = collections.Counter()
         # Decoded images by the `id` of their split: splits do not compare by content.
-        cached = run.splits.values() if run.runtime.cache else ()
+        cached = run.splits.values() if run.options.runtime.cache else ()
         self._caches: dict[int, dict[int, np.ndarray]] = {id(split): {} for split in cached}
 
         def embed_fn(params, model_state, images):
@@ -222,7 +222,7 @@ class Evaluator:
 
         @jax.jit
         def features_fn(params, model_state, images, key):
-            real = self._run.normalize_fn(with_rows(images, self._run.evaluation.batch_size))
+            real = self._run.normalize_fn(with_rows(images, self._run.options.evaluate.batch_size))
             features = self._inspect.synthetic_features(params, model_state, real, key=key)
             return jax.tree.map(lambda rows: with_rows(rows, len(images)), features)
 
@@ -252,7 +252,7 @@ class Evaluator:
         clustering: bool = True,
     ) -> dict[str, float]:
         """All scores of these embeddings that the config asks for."""
-        options = self._run.evaluation
+        options = self._run.options.evaluate
         main = embeddings[MAIN]
         scores = self.main_scores(main, split, clustering=clustering)
         scores |= self._part_scores(embeddings, split)
@@ -277,7 +277,7 @@ class Evaluator:
         self, embeddings: np.ndarray, split: Split, *, clustering: bool = True
     ) -> dict[str, float]:
         """The scores of the vectors alone: nothing that needs the net or its parts."""
-        options, run_metrics = self._run.evaluation, self._run.metrics
+        options, run_metrics = self._run.options.evaluate, self._run.metrics
         return self._score(
             embeddings,
             split,
@@ -306,7 +306,7 @@ class Evaluator:
         score_fns |= self._run.metrics.ranking_fns
         blocks = retrieval.mean_distance_ranks(search.embeddings, search.labels, **search.options)
         values = values_of_queries(blocks, search.labels, score_fns)
-        average = functools.partial(metrics.average, over=self._run.evaluation.average)
+        average = functools.partial(metrics.average, over=self._run.options.evaluate.average)
         return {f"mean_distance/{k}": average(v, search.labels) for k, v in values.items()}
 
     def _part_scores(self, embeddings: dict[str, np.ndarray], split: Split) -> dict[str, float]:
@@ -328,11 +328,11 @@ class Evaluator:
             embed_fn,
             split,
             transform_fn=self._run.eval_transform_fn,
-            batch_size=self._run.evaluation.batch_size,
+            batch_size=self._run.options.evaluate.batch_size,
             shards=self._run.shards,
             cache=self._caches.get(id(split), False),
             workers=self._run.workers(split),
-            unreadable=self._run.unreadable,
+            unreadable=self._run.options.unreadable,
             skipped=self._skipped,
             interrupts=self._interrupts,
         )
@@ -359,7 +359,7 @@ class Evaluator:
         labels = np.array(codes, np.int32)[train.labels]
         gallery = self.embeddings(state, train)[MAIN]
         queries, items = (np.isfinite(x).all(axis=1) for x in (embeddings, gallery))
-        k = self._run.evaluation.knn
+        k = self._run.options.evaluate.knn
         near, _ = retrieval.nearest(embeddings[queries], gallery[items], k=k)
         votes = labels[items][near]
         same = (votes[:, :, None] == votes[:, None, :]).sum(axis=2)

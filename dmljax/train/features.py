@@ -56,12 +56,12 @@ def compute_of_run(run: Run, state: TrainState, *, shard: parts.Shard | None = N
         return compute(
             cache,
             features_fn(run, (state.params, state.model_state), output=cache.output),
-            title=run.net_name,
+            title=run.options.net["name"],
             shards=shards,
-            batch_size=run.evaluation.batch_size,
+            batch_size=run.options.evaluate.batch_size,
             shard=shard,
             workers=run.workers(images_of(run.train)),
-            unreadable=run.unreadable,
+            unreadable=run.options.unreadable,
         )
 
     count = hosts.on_process_0(fill)
@@ -96,10 +96,10 @@ def centered(run: Run, state: TrainState) -> TrainState:
         features_fn(run, (state.params, state.model_state), output=run.pooled_output),
         train,
         transform_fn=run.eval_transform_fn,
-        batch_size=run.evaluation.batch_size,
+        batch_size=run.options.evaluate.batch_size,
         shards=run.shards,
         workers=run.workers(train),
-        unreadable=run.unreadable,
+        unreadable=run.options.unreadable,
     )
     features = features[np.isfinite(features).all(axis=1)].astype(np.float64)
     mean = features.mean(axis=0)

@@ -29,7 +29,7 @@ def first_state(
     """
     backbone, others = _pretrained(run, say=say, report_fn=report_fn)
     # Parameters that the backbone replaces are not drawn.
-    variables = initial_values(run.init_fn, key_of(run.seed), backbone, others)
+    variables = initial_values(run.init_fn, key_of(run.options.seed), backbone, others)
     # Arrays of the host are the same in every process, so that `jit` may place them anywhere. The
     # optimizer's arrays are made where they stay: one device may be too small for all of them.
     params, model_state = jax.tree.map(np.asarray, variables)
@@ -81,19 +81,19 @@ def _pretrained(
     What `report_fn` gets is logged otherwise, once in a process.
     """
     report_fn = report_fn or _warn_once
-    if run.weights is None and run.start is None:
+    if run.weights is None and run.options.start is None:
         return None, None
     images = jax.ShapeDtypeStruct((1, *run.image_shape), jax.numpy.uint8)
     shape = jax.eval_shape(run.normalize_fn, images).shape[1:]
-    if run.start is None:
+    if run.options.start is None:
         assert run.weights is not None
         return load(run.weights, run.net, image_shape=shape, report_fn=report_fn), None
-    origin = start.find(run.start)
+    origin = start.find(run.options.start)
     arrays = run.start_arrays_fn(origin, shape)
-    if run.mixed_with is not None:
-        folder, share = run.mixed_with
+    if (folder := run.options.mixed_with) is not None:
+        share = run.options.mixed_share
         other = run.start_arrays_fn(start.find(folder), shape)
-        arrays = start.mixed(arrays, other, share=share, folders=(run.start, folder))
+        arrays = start.mixed(arrays, other, share=share, folders=(run.options.start, folder))
     backbone = start.backbone(origin, arrays, run.net, image_shape=shape, report_fn=report_fn)
     others, line = start.others(origin, arrays, run.taken)
     say(line)
@@ -110,7 +110,7 @@ def check_weights(run: Run) -> None:
     """
     check_file(run.weights)
     _pretrained(run, say=lambda _: None, report_fn=lambda *_: None)
-    if run.weights is None and run.start is None and getattr(run.net, "frozen", False):
+    if run.weights is None and run.options.start is None and getattr(run.net, "frozen", False):
         logging.warning("net.frozen=True without net.weights: batch norm stays the identity")
 
 

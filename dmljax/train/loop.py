@@ -91,7 +91,7 @@ def train(
             if step == start_step + 1:
                 journal.first_step(step, metrics)
                 journal.say(compilation.sentence())
-            if step % run.log_every == 0 or step == run.steps:
+            if step % run.options.log_every == 0 or step == run.steps:
                 skipped = len(host_batches.skipped)
                 journal.train(step, mean(window), batch=run.batch_size, unreadable=skipped)
                 window.clear()
@@ -144,17 +144,20 @@ def train(
         evaluation = evaluate(start_step, is_repeated=True)
     else:
         evaluation = None
-    if start_step in run.reload_best_at:  # A checkpoint holds the state before the reload.
+    if start_step in run.reload_steps:  # A checkpoint holds the state before the reload.
         state = _reload_best(state, run, checkpoints)
-    device_batches = prefetch(host_batches, run.shards.rows, window=run.runtime.window)
-    is_over = is_out_of_patience(history, run.patience)  # The run was finished already.
+    device_batches = prefetch(host_batches, run.shards.rows, window=run.options.runtime.window)
+    patience = run.options.patience
+    is_over = is_out_of_patience(history, patience)  # The run was finished already.
     remaining_steps = range(start_step + 1, start_step + 1 if is_over else run.steps + 1)
     if remaining_steps:
         journal.say("compiling the train step")
     for step in remaining_steps:
         if step - 1 in run.neighbor_steps:
             host_batches.replace(_batches(run, step - 1, refresh_neighbors(), resident))
-            device_batches = prefetch(host_batches, run.shards.rows, window=run.runtime.window)
+            device_batches = prefetch(
+                host_batches, run.shards.rows, window=run.options.runtime.window
+            )
         with journal.waiting():
             batch = next(device_batches)
         signal = interrupts.row()
@@ -165,15 +168,15 @@ def train(
         if step in run.evaluation_steps or step == run.steps:
             log(all_steps=True)
             evaluation = evaluate(step)
-            if is_out_of_patience(history, run.patience):
+            if is_out_of_patience(history, patience):
                 journal.say(
                     f"training ends after step {step}: {run.selection.key} has not risen for "
-                    f"more than {run.patience} evaluations (patience={run.patience})"
+                    f"more than {patience} evaluations (patience={patience})"
                 )
                 break
         elif step in run.checkpoint_steps:
             save()
-        if step in run.reload_best_at:
+        if step in run.reload_steps:
             state = _reload_best(state, run, checkpoints)
         if interrupts.requested:
             save()
@@ -224,12 +227,12 @@ def compiled_step(run: Run, resident: Resident | None = None) -> jax.stages.Wrap
         run.method,
         run.optimizer,
         normalize_fn=run.normalize_fn,
-        seed=run.seed,
+        seed=run.options.seed,
         batch_size=run.batch_size,
-        chunk=run.chunk,
+        chunk=run.options.chunk,
         gather_fn=copy_fn if run.class_rows.is_split else None,
         params_fn=used_params_fn(
-            run.shards, sharded=run.runtime.sharded, class_rows=run.class_rows
+            run.shards, sharded=run.options.runtime.sharded, class_rows=run.class_rows
         ),
         frozen=run.frozen,
     )
@@ -286,17 +289,17 @@ def _batches(
 ) -> pipeline.Batches:
     options: dict[str, Any] = {
         "sample_fn": sample_fn,
-        "seed": run.seed,
+        "seed": run.options.seed,
         "start": start_step,
         "host": jax.process_index(),
         "hosts": jax.process_count(),
-        "padded": run.shards.padded(run.batch_size, chunk=run.chunk),
+        "padded": run.shards.padded(run.batch_size, chunk=run.options.chunk),
         "workers": run.workers(run.train, is_endless=True),
     }
     if resident is not None:
         options |= {name: getattr(resident, name) for name in ("program", "shapes", "sources")}
         return pipeline.planned(run.train, **options)
-    options |= {"cache": run.runtime.cache, "unreadable": run.unreadable}
+    options |= {"cache": run.options.runtime.cache, "unreadable": run.options.unreadable}
     return pipeline.train(run.train, transform_fn=run.transform_fn, **options)
 
 
@@ -308,7 +311,7 @@ def _evaluate(
     step: int,
     interrupts: Interrupts,
 ) -> Evaluation:
-    clustering = step == run.steps or run.evaluation.clustering != "end"
+    clustering = step == run.steps or run.options.evaluate.clustering != "end"
     with interrupts.stoppable():
         evaluation = evaluator.evaluate(state, clustering=clustering)
     for split in ("test", "val"):

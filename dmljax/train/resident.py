@@ -56,7 +56,7 @@ def choose(run: Run, *, say: Callable[[str], None]) -> Resident | None:
 
     `say` is called with what is chosen and why, unless `runtime.data` is 'host'.
     """
-    choice = run.runtime.data
+    choice = run.options.runtime.data
     if choice == "host":
         return None
     try:
@@ -121,7 +121,7 @@ def _read(run: Run) -> Iterator[tuple[int, np.ndarray]]:
         try:
             return i, reader(i)
         except decode.UnreadableImage:
-            if run.unreadable != "skip":
+            if run.options.unreadable != "skip":
                 raise
         return batches.stand_in(reader, i)
 

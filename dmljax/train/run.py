@@ -1,4 +1,4 @@
-"""What a config becomes: a `Run` of options, functions, shapes and placements, all typed."""
+"""A `Run`: the checked options of a config, and the objects that were built from them."""
 
 import pathlib
 from collections.abc import Callable, Collection, Mapping
@@ -14,7 +14,7 @@ from dmljax.data.splits import Split
 from dmljax.data.transforms.transform import Transform
 from dmljax.methods.base import Method
 from dmljax.train.devices import Shardings
-from dmljax.train.options import CheckpointOptions, EvaluationOptions, RuntimeOptions
+from dmljax.train.options import Options
 from dmljax.train.placement import ClassRows
 from dmljax.train.start import Taken
 from dmljax.train.step import TrainState
@@ -53,32 +53,26 @@ class Metrics(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Everything that the train loop and the evaluation need. Nobody reads a field of `config`."""
+    """The checked options of a config, and everything that was built from them.
+
+    A setting is read as `run.options.patience`; `config` is only written into the run folder.
+    """
 
     config: dict[str, Any]  # with all defaults, for the run folder
-    seed: int
+    options: Options
     steps: int
     batch_size: int
-    chunk: int | None
-    log_every: int
-    reload_best_at: tuple[int, ...]
+    reload_steps: tuple[int, ...]
     selection: Selection
-    patience: int | None  # evaluations that the best one may be old before the run ends
-    evaluation: EvaluationOptions
     evaluation_steps: Collection[int]
     metrics: Metrics
     call_fn: Callable | None  # called after each evaluation
-    checkpoint: CheckpointOptions
     checkpoint_steps: Collection[int]
-    runtime: RuntimeOptions
-    pictures: bool
 
-    dataset: str
     data_digest: str  # of the whole data set, wherever it lies
     train: Split
     held_out: Split | None
     test: Split
-    unreadable: str
     sample_fn: Callable  # (groups, *, seed, step[, neighbors]) -> indices of the global batch
     neighbor_steps: Collection[int]  # after which the sampler gets the nearest classes
     sampler_note: str  # for the header, such as how soon every image is used
@@ -87,22 +81,17 @@ class Run(NamedTuple):
     eval_transform_fn: Transform
     normalize_fn: Callable
     normalization: str  # for the header
-    input_note: str  # where the weights were trained on images that were prepared otherwise
+    input_note: str  # where the weights were trained on images that were prepared differently
     image_shape: tuple[int, ...]
     eval_image_shape: tuple[int, ...]
 
-    net_name: str
     net: nn.Module
-    weights: str | None
-    start: str | None  # the folder of a run whose parameters are the first
-    mixed_with: tuple[str, float] | None  # a second run, and its share of the first parameters
-    trained: str  # what learns: 'all', 'last', 'blocks', ...
     frozen: frozenset[str]  # the paths of the parameters that do not learn
     adapted: Adapted  # `method`, and the method that is deployed after training
     pooled_output: str | None  # of the net, that the head takes; None: it takes maps
-    whiten: float  # by which power of deviations `centered_dense` divides directions
+    whiten: float  # the power of the standard deviations by which `centered_dense` divides
     cache: Cache | None  # where the splits have features as records
-    taken: Taken | None  # what that run may set beside the backbone
+    taken: Taken | None  # what an earlier run may set besides the backbone
     start_arrays_fn: Callable  # (Start, image_shape) -> the arrays of the run to start from
     method: Method
     optimizer: optax.GradientTransformation
@@ -114,16 +103,22 @@ class Run(NamedTuple):
     placements: TrainState  # a sharding for every array
 
     @property
+    def weights(self) -> str | None:
+        """The file of the pretrained weights of the net."""
+        return self.options.net.get("weights")
+
+    @property
     def preprocessing(self) -> str:
         """What is done with the images of an evaluation before the net."""
         return f"{self.eval_transform_fn.title}, {self.normalization}"
 
     def workers(self, split: Split, *, is_endless: bool = False) -> int:
-        """How many processes read `split`, which is read once unless it `is_endless`."""
-        if (chosen := self.runtime.workers) is not None:
-            return chosen
+        """Returns how many processes read `split`, which is read once unless it `is_endless`."""
+        runtime = self.options.runtime
+        if runtime.workers is not None:
+            return runtime.workers
         is_short = not is_endless and len(split) < _IMAGES_FOR_WORKERS
-        if is_short or self.runtime.cache or self.shards.platform == "cpu":
+        if is_short or runtime.cache or self.shards.platform == "cpu":
             return 0
         return pipeline.workers_for(split)
 
@@ -132,11 +127,11 @@ class Run(NamedTuple):
 
         People send pages to others, so that no page has a path.
         """
-        source = self.start or self.weights
+        source = self.options.start or self.weights
         if source is None:
             return "none"
         name = str(source) if paths else pathlib.PurePath(source).name
-        return name if self.start is None else f"the backbone of {name}"
+        return name if self.options.start is None else f"the backbone of {name}"
 
     @property
     def splits(self) -> dict[str, Split]:

@@ -21,7 +21,7 @@ def test_a_length_in_epochs_of_random_class_count_ends_where_its_epochs_end(tmp_
     assert [step for step in range(1, run.steps + 1) if step in run.evaluation_steps] == (
         ends[1::2].tolist()
     )
-    assert run.reload_best_at == (ends[3],)
+    assert run.reload_steps == (ends[3],)
 
 
 def test_a_length_in_epochs_of_class_balanced_is_a_multiple_of_its_epoch(tmp_path):

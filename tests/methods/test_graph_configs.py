@@ -232,7 +232,7 @@ def test_refinement_at_test_time_is_an_argument(name, layers, heads, concat, fol
     run = build(_small(name, "attention=dot_plus_one,test_time=True", folder))
     method = run.config["method"]
     assert (method["layers"], method["heads"], method["concat_layers"]) == (layers, heads, concat)
-    assert run.evaluation.refine
+    assert run.options.evaluate.refine
     plain = build(_small(name, "attention=dot_plus_one", folder))
     assert not plain.evaluation.refine
     selected = _small(name, "test_time=True", folder)

@@ -135,7 +135,7 @@ def test_the_card_knows_the_weights_at_the_start_of_a_chain_of_runs(tmp_path):
 @pytest.mark.parametrize("method", ["graph", "dvml", "abe"])
 def test_every_method_has_the_plain_backbone_as_its_baseline(source, tmp_path, method):
     run = build(tiny(tmp_path, start=str(source), start_takes="backbone", **METHODS[method]))
-    assert run.evaluation.frozen
+    assert run.options.evaluate.frozen
     rows = Evaluator(run).frozen_fn(frozen.initial_state.backbone(run))(run.test)
     _, start = folder.reopen(source)
     x = jnp.asarray(run.test.records / 255, jnp.float32)

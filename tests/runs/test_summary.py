@@ -94,7 +94,9 @@ def test_the_first_line_of_photographs_without_a_backbone_says_how_to_get_one(
         "photographs give far better scores in less time"
     )
     assert lines[1].startswith("folder: ") and "pretraining: none" in lines[1]
-    for started in (run._replace(weights="w.pth"), run._replace(start="runs/head")):
+    net = {**run.options.net, "weights": "w.pth"}
+    for changed in ({"net": net}, {"start": "runs/head"}):
+        started = run._replace(options=dataclasses.replace(run.options, **changed))
         assert summary.header(started, state)[0].startswith("folder: ")
 
 
@@ -129,5 +131,6 @@ def test_processes_read_images_for_an_accelerator(tmp_path, monkeypatch):
     monkeypatch.setattr("dmljax.train.run._IMAGES_FOR_WORKERS", len(run.test))
     assert accelerated.workers(run.test) == 8
     for runtime, expected in (({"cache": True}, 0), ({"workers": 3}, 3), ({"workers": 0}, 0)):
-        chosen = dataclasses.replace(run.runtime, **runtime)
-        assert accelerated._replace(runtime=chosen).workers(run.train, is_endless=True) == expected
+        chosen = dataclasses.replace(run.options.runtime, **runtime)
+        options = dataclasses.replace(run.options, runtime=chosen)
+        assert accelerated._replace(options=options).workers(run.train, is_endless=True) == expected

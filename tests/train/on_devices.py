@@ -100,7 +100,7 @@ def more(images):
 
 def after_two_steps(run, first, count, *, padding=0):
     """The state, the metrics, and the compiled step; rows of padding hold the number `padding`."""
-    shards, sharded = Shardings(jax.devices()[:count]), run.runtime.sharded
+    shards, sharded = Shardings(jax.devices()[:count]), run.options.runtime.sharded
     class_rows = placement.class_rows(
         run.method,
         first.params,
@@ -114,7 +114,7 @@ def after_two_steps(run, first, count, *, padding=0):
     run = run._replace(shards=shards, placements=places, class_rows=class_rows)
     signal = put({"signal": np.zeros(count, np.int32)}, shards.rows)["signal"]
     state, step_fn = jax.device_put(first, places), None
-    rows = shards.padded(run.batch_size, chunk=run.chunk)
+    rows = shards.padded(run.batch_size, chunk=run.options.chunk)
     for step in range(2):
         indices = run.sample_fn(run.train.labels, seed=0, step=step)
         batch = {"images": run.train.records[indices], "labels": run.train.labels[indices]}
@@ -161,7 +161,12 @@ def compared(run, counts):
     first = jax.device_get(init_state(params, model_state, run.optimizer))
     (one, metrics), step_fn, _ = after_two_steps(run, first, 1)
     expected, cost = change(first, one), step_fn.cost_analysis()["flops"]
-    result = {"net": run.net_name, "batch": run.batch_size, "chunk": run.chunk, "devices": {}}
+    result = {
+        "net": run.options.net["name"],
+        "batch": run.batch_size,
+        "chunk": run.options.chunk,
+        "devices": {},
+    }
     result["moved"] = float(np.linalg.norm(expected[0]))
     for count in counts:
         (state, values), step_fn, held = after_two_steps(run, first, count)

@@ -94,7 +94,7 @@ def _batches(run, count, start=0, say=lambda line: None):
     images_fn = (lambda batch: batch) if data is None else jax.jit(data.images_fn)
     arrays = {} if data is None else data.arrays
     with loop.batches(run, start, resident=data) as host_batches:
-        on_devices = prefetch(host_batches, run.shards.rows, window=run.runtime.window)
+        on_devices = prefetch(host_batches, run.shards.rows, window=run.options.runtime.window)
         batches = [jax.device_get(images_fn({**next(on_devices), **arrays})) for _ in range(count)]
     return batches, host_batches.skipped
 
@@ -353,7 +353,7 @@ def test_images_that_do_not_fit_are_refused_with_what_they_need(tmp_path, monkey
     pixels = build(config | {"transform": "train.test_resident:rolled"})
     with pytest.raises(plan.NoDeviceForm, match="transform rolled"):  # before they are read
         resident.load(pixels)
-    run = run._replace(runtime=build(config | {"runtime": {"data": "auto"}}).runtime)
+    run = run._replace(options=build(config | {"runtime": {"data": "auto"}}).options)
     assert resident.choose(run, say=said.append) is None
     assert len(said) == 1 and "of which they may take 50%" in said[0] and "\n" not in said[0]
     monkeypatch.setattr(resident, "free_memory", lambda: 1 << 40)
