@@ -37,7 +37,6 @@ PROXIES = {"method": "proxies", "loss": "proxy_anchor"}
             {"rows": {"a": {}, "b": {"loss.reduce_fn": "mean_of_active"}}},
             "'a' and 'b' have the same config",
         ),
-        ({"rows": {"a": {}, "b": {"method.embedding_init": "torch"}}}, "have the same config"),
         ({"curves": "loss"}, "curves is a list of names, not 'loss'"),
         ({"columns": ["flop"]}, "columns: there is no 'flop': did you mean 'flops'"),
         (
