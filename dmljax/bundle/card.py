@@ -14,6 +14,7 @@ from dmljax.config.digests import PATHS
 from dmljax.config.fields import named
 from dmljax.data.splits import Split
 from dmljax.files.result import Result
+from dmljax.metrics import level_text
 from dmljax.runs.frozen import Against, sentence
 from dmljax.train.run import Run
 from dmljax.weights import PUBLISHED, read_metadata
@@ -79,6 +80,7 @@ def text(
         "chosen_on": "the held-out" if first["chosen_on"] == "val" else "half of the test",
         "measured_on": "test split" if first["chosen_on"] == "val" else "other test classes",
         "seen_note": _SEEN_NOTE.format(overlap) if overlap else "",
+        "level": level_text(),
         "score_table": _score_table(evidence),
         "against": sentence(evidence.against),
         "threshold_table": _threshold_table(thresholds),
@@ -217,7 +219,7 @@ def _score_table(evidence: Evidence) -> str:
             interval = None if row.frozen_low is None else (row.frozen_low, row.frozen_high)
             name = f"{row.name} of the backbone without training"
             rows.append((name, _percent(row.frozen), _range(interval), queries))
-    return _table("test split | value | 95 % interval over classes | queries", rows)
+    return _table(f"test split | value | {level_text()} interval over classes | queries", rows)
 
 
 def _threshold_table(thresholds: Mapping[str, Any]) -> str:

@@ -33,7 +33,7 @@ from dmljax.files import locks, reading
 from dmljax.files import result as results
 from dmljax.files.result import Result
 from dmljax.files.writing import make_folder, sync, write_json
-from dmljax.metrics.bootstrap import FEWEST_CLASSES
+from dmljax.metrics.significance import FEWEST_CLASSES
 from dmljax.runs import frozen
 from dmljax.runs.folder import embedding, reopen
 from dmljax.train.evaluation import MAIN, Evaluation, Evaluator

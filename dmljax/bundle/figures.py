@@ -11,8 +11,7 @@ from dmljax.bundle import compression
 from dmljax.data.splits import Split
 from dmljax.index import codes as index_codes
 from dmljax.index import nearest
-from dmljax.metrics.bootstrap import FEWEST_CLASSES, limits
-from dmljax.metrics.statistics import LEVEL
+from dmljax.metrics.significance import FEWEST_CLASSES, LEVEL, limits
 
 FMRS = (1e-2, 1e-3, 1e-4)
 _NEIGHBORS = 10

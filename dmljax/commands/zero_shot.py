@@ -5,7 +5,7 @@
     dmljax zero-shot photos/ --nets=dinov2_s14 --weights=downloads/
 
 photos/ has a folder for each class, or folders query/ and gallery/ with such folders. The table
-shows R@1 and MAP@R with 95 % intervals over classes, and the paired difference to the best row. The
+shows R@1 and MAP@R with intervals over classes, and the paired difference to the best row. The
 page, the same with pictures, is report.html in --out, by default runs/zero-shot/ and the name of
 the folder: runs/zero-shot/photos. Without --nets, all backbones on this machine are taken: files in
 --weights, downloaded ones, installed packages. `dmljax weights` lists all. A file in --weights

@@ -108,7 +108,7 @@ KINDS = {
     ),
     "metric": Kind(
         "metric",
-        ("dmljax.metrics.ranking", "dmljax.metrics.clusters", "dmljax.metrics.deviation"),
+        ("dmljax.metrics.ranking", "dmljax.metrics.clusters"),
         1,
     ),
     "value": Kind("schedule of a value", ("dmljax.train.schedules",), 1, only=("ramp",)),

@@ -6,7 +6,7 @@
   positive (a row of zeros) gives NaN.
 * Functions of a clustering, such as `nmi(labels, assignment)`, give one number, and so do functions
   of the embeddings, such as `class_deviation(embeddings, labels)`.
-* Functions of several runs (`statistics.py`), such as `student_interval(values)`, say what their
+* Functions of several runs (`significance.py`), such as `student_interval(values)`, say what their
   scores allow to conclude.
 * Reports, `retrieval` and `clustering`, take embeddings and return a dict of scores.
 
@@ -15,11 +15,8 @@ A new score is one function: pass it in `metric_fns`, beside the entries of `RAN
 """
 
 from dmljax.metrics import (
-    bootstrap,
     classes,
     clusters,
-    comparison,
-    deviation,
     hubness,
     neighbors,
     open_set,
@@ -27,15 +24,12 @@ from dmljax.metrics import (
     projection,
     ranking,
     reports,
+    significance,
     spread,
-    statistics,
     suspects,
 )
-from dmljax.metrics.bootstrap import *  # noqa: F403
 from dmljax.metrics.classes import *  # noqa: F403
 from dmljax.metrics.clusters import *  # noqa: F403
-from dmljax.metrics.comparison import *  # noqa: F403
-from dmljax.metrics.deviation import *  # noqa: F403
 from dmljax.metrics.hubness import *  # noqa: F403
 from dmljax.metrics.neighbors import *  # noqa: F403
 from dmljax.metrics.open_set import *  # noqa: F403
@@ -43,16 +37,13 @@ from dmljax.metrics.pair_similarity import *  # noqa: F403
 from dmljax.metrics.projection import *  # noqa: F403
 from dmljax.metrics.ranking import *  # noqa: F403
 from dmljax.metrics.reports import *  # noqa: F403
+from dmljax.metrics.significance import *  # noqa: F403
 from dmljax.metrics.spread import *  # noqa: F403
-from dmljax.metrics.statistics import *  # noqa: F403
 from dmljax.metrics.suspects import *  # noqa: F403
 
 _MODULES = (
-    bootstrap,
     classes,
     clusters,
-    comparison,
-    deviation,
     hubness,
     neighbors,
     open_set,
@@ -61,7 +52,7 @@ _MODULES = (
     ranking,
     reports,
     spread,
-    statistics,
+    significance,
     suspects,
 )
 __all__ = sorted(name for module in _MODULES for name in module.__all__)

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int, Integer
 from dmljax import retrieval
 from dmljax.metrics.ranking import divide
 from dmljax.metrics.sides import Side, Sides, sides, unit_vectors
-from dmljax.metrics.statistics import LEVEL
+from dmljax.metrics.significance import LEVEL
 from dmljax.retrieval import Embeddings, Labels
 
 __all__ = ["ClassTable", "Confusions", "class_table", "confusions", "density", "wilson_upper"]

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from dmljax import retrieval as _retrieval
-from dmljax.metrics import bootstrap, clusters, ranking
+from dmljax.metrics import clusters, ranking, significance
 from dmljax.retrieval import Embeddings, Labels, SimilarityFn
 from dmljax.retrieval.inputs import items_to_find
 from dmljax.retrieval.layout import Ranks
@@ -135,7 +135,7 @@ def retrieval(
     """
     if (share is None) != (sum_fn is None):
         raise ValueError("share and sum_fn go together: give both, or neither")
-    if average not in bootstrap.AVERAGES:
+    if average not in significance.AVERAGES:
         raise ValueError(f"average={average!r} is not known: 'queries' or 'classes'")
     values = per_query(
         embeddings,
@@ -161,7 +161,7 @@ def retrieval(
             stacklevel=2,
         )
     scores: dict[str, Any] = {
-        name: bootstrap.average(value, np.asarray(labels), over=average)
+        name: significance.average(value, np.asarray(labels), over=average)
         for name, value in values.items()
     }
     scores["without_positive"] = int((~is_scored).sum())

@@ -16,7 +16,7 @@ from dmljax.config import files as config_files
 from dmljax.files import reading
 from dmljax.hints import counted
 from dmljax.metrics import Comparison, McNemar
-from dmljax.metrics.statistics import LEVEL
+from dmljax.metrics.significance import LEVEL, level_text
 from dmljax.report import scores_file
 from dmljax.report.scores_file import QueryScores
 
@@ -102,8 +102,8 @@ class RunComparison(NamedTuple):
         """What a reader needs to know about the numbers, one sentence each."""
         sentences = [
             f"{self.queries:,} queries of {counted(self.classes, 'class')}.",
-            "Ranges are 95 % bootstrap intervals over classes. Differences are paired by query. A "
-            "difference is not resolved if its range contains 0.",
+            f"Ranges are {level_text()} bootstrap intervals over classes. Differences are paired "
+            "by query. A difference is not resolved if its range contains 0.",
         ]
         if self.average == "classes":
             sentences.append("Scores are means over classes of the mean of a class's queries.")

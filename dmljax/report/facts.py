@@ -15,6 +15,7 @@ from dmljax import metrics, retrieval
 from dmljax.data import splits
 from dmljax.data.splits import Split
 from dmljax.metrics import projection
+from dmljax.metrics.significance import FEWEST_CLASSES
 from dmljax.report import diagnosis, scores_file, sprites
 from dmljax.report.diagnosis import NEIGHBORS
 from dmljax.report.scores_file import QueryScores
@@ -82,6 +83,7 @@ class Facts:
     comparison: Mapping[str, Any] | None = None
     run: Mapping[str, Any] | None = None
     map_note: str = ""
+    level: str = metrics.level_text()
     version: int = 0
     sheet_rows: Sequence[int] = ()
     faults: Sequence[Fault] = ()
@@ -340,8 +342,9 @@ def _scores(data: diagnosis.Data, per_query, *, evaluated, average) -> dict[str,
         tiles.append({"name": name, "value": value, "low": low, "high": high})
     classes = len(np.unique(labels[is_scored]))
     note = metrics.interval_note(labels[is_scored])
-    if classes >= 8:
-        note = f"Range: 95 % bootstrap over the {classes:,} classes{'; ' if note else ''}{note}."
+    if classes >= FEWEST_CLASSES:
+        level, remark = metrics.level_text(), f"; {note}" if note else ""
+        note = f"Range: {level} bootstrap over the {classes:,} classes{remark}."
     elif note:
         note = f"{note[0].upper()}{note[1:]}."
     if average == "classes":

@@ -801,7 +801,7 @@
     const columns = [
       { name: "Class", text: true, value: (i) => nameOf(i) },
       { name: "Images", value: number("count"), descending: true, minor: true, title: "images of the class in the test split" },
-      { name: "R@1", value: number("upper"), title: "share of its queries whose nearest image is right; sorted by the upper end of its 95 % range" },
+      { name: "R@1", value: number("upper"), title: `share of its queries whose nearest image is right; sorted by the upper end of its ${data.level} range` },
       { name: "MAP@R", value: number("map_at_r"), minor: true, title: "mean average precision at R" },
       { name: "Inside", value: number("inside"), minor: true, title: "mean cosine of two of its images" },
     ];
@@ -821,7 +821,7 @@
       hasNext ? [el("td", { class: "minor" }, decimal(c("next_similarity")[i])), el("td", { class: "text" }, bdi(shortName(nameOf(c("next")[i]), 50))),
         el("td", { class: "minor" }, decimal(c("inside")[i] - c("next_similarity")[i]))] : null);
     const left = el("div", {}, el("h3", {}, "Worst first"), sortable(columns, names.length, rowOf, { label: "Table of classes", first: table.order, caption: "Scores of every class, worst first" }),
-      el("p", { class: "note" }, "The order is by the upper end of the 95 % range of R@1 (Wilson), so that classes of few images do not fill the list. Inside: mean cosine of two images of the class. Next: cosine with the mean of the nearest other class."));
+      el("p", { class: "note" }, `The order is by the upper end of the ${data.level} range of R@1 (Wilson), so that classes of few images do not fill the list. Inside: mean cosine of two images of the class. Next: cosine with the mean of the nearest other class.`));
     const mixed = data.confusions;
     if (!mixed || !mixed.pairs.length) return [left];
     const box = el("div", { class: "box", tabindex: 0, role: "region", "aria-label": "Classes taken for another", "data-list": "" });
@@ -1151,7 +1151,7 @@
     ["R@K", "Share of the queries with an image of their class among the K nearest."],
     ["RP", "R-precision: share of the R nearest images that are of the class, where R is the number of other images of the class."],
     ["MAP@R", "Like RP, but hits near the top count more (Musgrave et al., 2020)."],
-    ["range", "95 % bootstrap interval over classes: how far the score would move with other classes of the same kind. It does not contain the spread over training seeds."],
+    ["range", `${data.level} bootstrap interval over classes: how far the score would move with other classes of the same kind. It does not contain the spread over training seeds.`],
     ["hub", "An image that is among the ten nearest of unusually many queries."],
     ["threshold, false match", "With a threshold on the cosine, a false match is a pair of two classes above it."],
     ["effective rank", "How many directions the embedding uses: the exponential of the entropy of its spectrum."],

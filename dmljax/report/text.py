@@ -10,6 +10,7 @@ from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from dmljax.metrics import level_text
 from dmljax.report.comparison import RunComparison, p_text
 from dmljax.report.facts import Facts, Items
 
@@ -60,9 +61,9 @@ def comparison(result: RunComparison) -> RenderableType:
         ("score", "left"),
         ("run", "left"),
         ("value", "right"),
-        ("95 % range", "right"),
+        (f"{level_text()} range", "right"),
         (f"against {_short(result.first)}", "right"),
-        ("95 % range", "right"),
+        (f"{level_text()} range", "right"),
         ("p (Holm)" if several else "p", "right"),
         ("verdict", "left"),
     )
@@ -147,7 +148,7 @@ def _scores(facts: Facts) -> list[RenderableType]:
     table = _table(
         ("score", "left"),
         (splits, "right"),
-        ("95 % range", "right"),
+        (f"{level_text()} range", "right"),
         *((split, "right") for split in others),
     )
     cells = {name: values for name, *values in facts.scores["table"]["rows"]}

@@ -36,7 +36,7 @@ SCORES = ("R@1", "MAP@R")
 class Against(NamedTuple):
     """One score of a run beside the score of its frozen backbone, on the same queries of a split.
 
-    `low` and `high` bound the 95 % range of the difference over classes, `frozen_low` and
+    `low` and `high` bound the range of the difference over classes, `frozen_low` and
     `frozen_high` the range of the backbone; None for a few classes.
     """
 
@@ -200,7 +200,8 @@ def lines(run: Run, rows: Sequence[Against], workdir: str | os.PathLike) -> list
             values = (getattr(row, field) for row in of_split)
             text.append(f"  {title:22s}" + "".join(f"{100 * value:8.1f}" for value in values))
         text.append(
-            f"  {trained} minus frozen, 95 % ranges over classes: " + "; ".join(map(str, of_split))
+            f"  {trained} minus frozen, {metrics.level_text()} ranges over classes: "
+            + "; ".join(map(str, of_split))
         )
     if (worse := _decisive(run, rows)).is_worse:
         command = f"dmljax export {shlex.quote(str(workdir))} --allow-worse --out=run.bundle"

@@ -23,6 +23,7 @@ from dmljax.files import reading
 from dmljax.files import result as results
 from dmljax.files.result import Result
 from dmljax.files.writing import make_folder, write_json
+from dmljax.metrics import level_text
 from dmljax.report import compare_page, comparison, page, scores_file
 from dmljax.runs import folder, frozen, training
 from dmljax.runs import page as run_page
@@ -360,7 +361,10 @@ def _table(rows: Sequence[_Row], best: _Row, advice: str) -> Iterator[str]:
             + f"{row.difference:>22s}{row.minutes:9.1f}  {kept if row.folder else ''}"
             + (f"; {row.note}" if row.note else "")
         )
-    yield f"held-out: {_SCORE} of the classes that choose; minus frozen: test {_SCORE}, 95 % range"
+    yield (
+        f"held-out: {_SCORE} of the classes that choose; minus frozen: test {_SCORE}, "
+        f"{level_text()} range"
+    )
     if best.held_out is None:
         yield (
             f"no classes are held out, so nothing chooses: `dmljax export` takes {best.name}"

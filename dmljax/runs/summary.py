@@ -118,7 +118,8 @@ def intervals(scores: QueryScores, average: str = "queries") -> str:
     note = metrics.interval_note(scores.labels[scores.first > 0])
     texts = [", ".join(ranges), note and f"({note})" if ranges else note]
     averaged = ", of means over classes" if average == "classes" else ""
-    return f"95 % ranges over test classes{averaged}: {' '.join(filter(None, texts))}"
+    text = " ".join(filter(None, texts))
+    return f"{metrics.level_text()} ranges over test classes{averaged}: {text}"
 
 
 def choice(run: Run, step: int, rows: list[dict]) -> Chosen:

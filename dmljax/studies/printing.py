@@ -8,7 +8,7 @@ import csv
 import io
 import math
 
-from dmljax.metrics.statistics import LEVEL
+from dmljax.metrics.significance import level_text
 from dmljax.studies.study_file import varies
 from dmljax.studies.table import Cell, Comparison, Table, TableRow
 
@@ -22,7 +22,7 @@ def caption(table: Table, spread: str = SPREAD) -> str:
     """What a cell means."""
     unit = "folds" if table.per_fold else "seeds"
     how = {
-        "interval": f"mean ± half width of the {100 * LEVEL:.0f} % Student interval over {unit}",
+        "interval": f"mean ± half width of the {level_text()} Student interval over {unit}",
         "deviation": f"mean (deviation with n - 1, n) over {unit}",
     }[spread]
     rules = sorted({rule for row in table.rows for rule in row.rules})
@@ -127,7 +127,7 @@ def grids(table: Table, *, spread: str = SPREAD) -> list[tuple[str, list[list[st
         is_common = len(others) == 1
         title = (
             f"Differences{f' to {others[0]}' if is_common else ''} ({tests[study.test or '']}; "
-            f"{100 * LEVEL:.0f} % interval, p-value adjusted by Holm)"
+            f"{level_text()} interval, p-value adjusted by Holm)"
         )
         body = []
         for row in table.rows:

@@ -1,10 +1,218 @@
-"""Intervals and tests over runs: against scipy, published tables, and simulated type-I errors."""
+"""Intervals and tests: by loops, against scipy and published tables, and simulated errors."""
+
+import math
+import pathlib
 
 import numpy as np
 import pytest
 import scipy.stats
 
+import dmljax
 from dmljax import metrics
+
+
+@pytest.mark.parametrize("level", ["95 %", "95%", "95&nbsp;%"])
+def test_no_text_repeats_the_level(level):
+    """Texts take it from `level_text()`, and the page from its data."""
+    assert metrics.level_text() == "95 %"
+    package = pathlib.Path(dmljax.__file__).parent
+    texts = (p for x in ("py", "js", "html", "css", "md") for p in package.rglob(f"*.{x}"))
+    assert not [str(p) for p in texts if level in p.read_text(encoding="utf-8")]
+
+
+def test_interval_covers_the_mean_as_often_as_it_claims():
+    rng = np.random.default_rng(2)
+    covered = 0
+    for seed in range(200):
+        values = rng.exponential(size=60)
+        low, high = metrics.interval(np.append(values, np.nan), level=0.8, samples=200, seed=seed)
+        covered += low <= 1 <= high
+    assert 0.68 < covered / 200 < 0.88  # 0.8, less what a bootstrap of 60 skewed values loses
+    assert metrics.interval(values, seed=3) == metrics.interval(values, seed=3)
+
+
+def test_an_interval_has_the_quantiles_of_a_loop():
+    values = np.random.default_rng(0).random(7)
+    rng = np.random.default_rng(5)
+    means = sorted(np.mean([values[i] for i in rng.integers(7, size=7)]) for _ in range(101))
+    # 101 means: the quantiles 0.1 and 0.9 are the means at places 10 and 90.
+    limits = metrics.interval(values, level=0.8, samples=101, seed=5)
+    np.testing.assert_allclose(limits, [means[10], means[90]])
+
+
+def test_the_interval_of_no_value_is_nan():
+    assert np.isnan(metrics.interval(np.full(3, np.nan))).all()
+
+
+def test_level_is_checked():
+    with pytest.raises(ValueError, match="level=95 must lie between 0 and 1"):
+        metrics.interval(np.ones(3), level=95)
+    for function in (metrics.interval, lambda x, **k: metrics.compare(x, x, **k)):
+        with pytest.raises(ValueError, match="level=95 must lie"):  # before values are drawn
+            function(np.ones(3), level=95, samples=10**12)
+
+
+@pytest.mark.parametrize("over", ["queries", "classes"])
+def test_interval_over_groups_against_weights_of_the_groups(over):
+    """The quantiles of sum(w S) / sum(w n) with w drawn as its multinomial, by a loop.
+
+    Over classes, S is the mean of a group, and n is 1.
+    """
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(30) * 7, rng.integers(1, 9, 30))
+    values = rng.random(len(groups)) + rng.random(211 + 1)[groups]
+    values[::11] = np.nan
+    sums = [np.nansum(values[groups == g]) for g in np.unique(groups)]
+    sizes = [np.sum(~np.isnan(values[groups == g])) for g in np.unique(groups)]
+    if over == "classes":
+        sums, sizes = np.divide(sums, sizes), np.ones(30)
+    means = []
+    for _ in range(20_000):
+        weights = rng.multinomial(30, np.full(30, 1 / 30))
+        means.append(sum(weights * sums) / sum(weights * sizes))
+    expected = np.quantile(means, [0.025, 0.975])
+    limits = metrics.interval(values, groups=groups, over=over, samples=20_000, seed=4)
+    np.testing.assert_allclose(limits, expected, atol=0.01 * np.diff(expected)[0] + 0.004)
+
+
+def test_interval_over_groups_covers_the_mean_of_new_groups():
+    """Groups differ: drawing queries alone is too narrow, drawing groups holds its level."""
+    rng = np.random.default_rng(1)
+    groups = np.repeat(np.arange(40), 25)
+    covered = np.zeros(2)
+    for seed in range(200):
+        values = rng.standard_normal(40)[groups] + rng.standard_normal(1000)
+        for i, options in enumerate(({}, {"groups": groups})):
+            low, high = metrics.interval(values, samples=200, seed=seed, level=0.9, **options)
+            covered[i] += low <= 0 <= high
+    over_queries, over_groups = covered / 200
+    assert over_queries < 0.5 and 0.82 < over_groups < 0.96
+
+
+def test_chunks_change_nothing(monkeypatch):
+    from dmljax.metrics import significance
+
+    values, groups = np.random.default_rng(0).random(90), np.arange(90) // 3
+    limits = metrics.interval(values, groups=groups)
+    monkeypatch.setattr(significance, "_CHUNK", 100)
+    assert metrics.interval(values, groups=groups) == limits
+
+
+@pytest.mark.parametrize(
+    ("classes", "note"),
+    [
+        (1, "no range: 1 class, and it needs 8"),
+        (7, "no range: 7 classes, and it needs 8"),
+        (8, "only 8 classes: the range is rough"),
+        (19, "only 19 classes"),
+        (20, ""),
+    ],
+)
+def test_few_groups(classes, note):
+    groups = np.arange(60) % classes
+    limits = metrics.interval(np.arange(60.0), groups=groups)
+    assert np.isnan(limits).all() == (classes < 8)
+    assert metrics.interval_note(groups).startswith(note) and bool(note) == (classes < 20)
+
+
+def test_values_and_groups_have_one_length():
+    with pytest.raises(ValueError, match=r"groups have shape \(3,\), but values have \(4,\)"):
+        metrics.interval(np.ones(4), groups=np.arange(3))
+
+
+def _runs(effect, *, seed=0, classes=60, queries=20):
+    """Right and wrong queries of two runs: classes differ, and so does the effect in them."""
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(classes), queries)
+    base = rng.uniform(0.4, 0.9, classes)
+    shift = effect + 0.06 * rng.standard_normal(classes)
+    draws = rng.random(len(labels))
+    a = (draws < np.clip(base + shift, 0, 1)[labels]).astype(float)
+    b = (rng.random(len(labels)) < base[labels]).astype(float)
+    a[::17] = np.nan
+    b[5] = np.nan
+    return a, b, labels
+
+
+def test_verdicts():
+    a, b, labels = _runs(0.15)
+    comparison = metrics.compare(a, b, groups=labels)
+    assert comparison.verdict == "better" and 0 < comparison.low < comparison.high
+    assert comparison.difference == pytest.approx(np.nanmean(a - b))
+    assert comparison.p == pytest.approx(2 / 10_001)
+    worse = metrics.compare(b, a, groups=labels)
+    assert worse.verdict == "worse" and worse.high < 0
+    np.testing.assert_allclose([worse.low, worse.high], [-comparison.high, -comparison.low])
+    assert metrics.compare(a, b, groups=labels).low == comparison.low  # the same draws
+
+
+def test_over_classes_every_class_weighs_the_same():
+    a, b, labels = _runs(0.15)
+    kept = np.arange(len(labels)) % 20 <= labels % 7 + 1  # 2 to 8 queries of a class
+    a, b, labels = a[kept], b[kept], labels[kept]
+    of_classes = [np.nanmean((a - b)[labels == c]) for c in np.unique(labels)]
+    over_classes = metrics.compare(a, b, groups=labels, over="classes")
+    assert over_classes.difference == pytest.approx(np.mean(of_classes))
+    assert over_classes.difference != pytest.approx(np.nanmean(a - b))
+    interval = metrics.interval(a - b, groups=labels, over="classes", samples=10_000)
+    assert (over_classes.low, over_classes.high) == interval
+
+
+def test_the_difference_of_equal_runs_is_not_resolved():
+    a, _, labels = _runs(0)
+    assert metrics.compare(a, a, groups=labels) == (0, 0, 0, 1, "not resolved")
+
+
+def test_level_of_the_verdict():
+    """Without an effect on average, 5 % of the verdicts are wrong; over queries, many more."""
+    wrong = np.zeros(2)
+    for seed in range(100):
+        a, b, labels = _runs(0, seed=seed)
+        rng = np.random.default_rng(1000 + seed)
+        a = a + 0.5 * rng.standard_normal(60)[labels]  # the effect differs between classes
+        for i, options in enumerate(({"groups": labels}, {})):
+            comparison = metrics.compare(a, b, samples=300, seed=seed, **options)
+            wrong[i] += comparison.verdict != "not resolved"
+    assert wrong[0] / 100 < 0.12 < 0.3 < wrong[1] / 100
+
+
+def test_p_value_against_a_loop():
+    a, b, labels = _runs(0.02, seed=3)
+    means = metrics.bootstrap_means(a - b, groups=labels, samples=200, seed=4)
+    below = sum(m <= 0 for m in means) + 1
+    above = sum(m >= 0 for m in means) + 1
+    comparison = metrics.compare(a, b, groups=labels, samples=200, seed=4)
+    assert comparison.p == pytest.approx(min(1, 2 * min(below, above) / 201))
+
+
+def test_few_classes():
+    comparison = metrics.compare(np.ones(14), np.zeros(14), groups=np.arange(14) // 2)
+    assert comparison.difference == 1 and comparison.verdict == "not resolved"
+    assert math.isnan(comparison.low) and math.isnan(comparison.p)
+
+
+def test_nothing_to_compare():
+    comparison = metrics.compare(np.full(9, np.nan), np.ones(9), groups=np.arange(9))
+    assert math.isnan(comparison.difference) and comparison.verdict == "not resolved"
+
+
+@pytest.mark.parametrize(("b", "c"), [(0, 0), (3, 0), (5, 9), (889, 112), (6, 6)])
+def test_mcnemar_against_the_binomial_sum(b, c):
+    first = np.r_[np.ones(b, bool), np.zeros(c, bool), np.ones(4, bool), np.zeros(3, bool)]
+    second = np.r_[np.zeros(b, bool), np.ones(c, bool), np.ones(4, bool), np.zeros(3, bool)]
+    n, k = b + c, min(b, c)
+    tail = sum(math.comb(n, i) for i in range(k + 1)) / 2**n
+    result = metrics.mcnemar(first, second)
+    assert (result.only_first, result.only_second) == (b, c)
+    assert result.p == pytest.approx(min(1, 2 * tail))
+
+
+def test_another_seed_gives_almost_the_same_p():
+    """With 1,000 draws, this p-value has a deviation of 0.0065 over seeds."""
+    a, b, labels = _runs(0.05)
+    p = [metrics.compare(a, b, groups=labels, seed=seed).p for seed in range(10)]
+    assert 0.01 < np.mean(p) < 0.03 and np.std(p) < 0.003
+
 
 # Simulated studies: a quick number, and one that shows a wrong formula of a percent.
 counts = pytest.mark.parametrize("count", [1200, pytest.param(20_000, marks=pytest.mark.slow)])

@@ -1,9 +1,13 @@
-"""Intervals, tests and detectable differences of the scores of several runs.
+"""Intervals, paired tests and detectable differences, of the queries of a run and of several runs.
 
-`values` are one score of several runs, such as R@1 of five seeds. Two rows of a table are compared
-by one test that is chosen before the runs: `paired_difference` (the same seeds in both rows),
-`welch_difference` (independent runs), or `fold_difference` (the folds of a cross-validation). Where
-several rows are compared with one baseline, `holm` adjusts their p-values.
+* Queries of one run: `interval` resamples classes, `compare` and `mcnemar` compare two runs on the
+  same queries. These intervals do not contain the spread over training seeds.
+* Several runs: `values` are one score of each run, such as R@1 of five seeds. Two rows of a table
+  are compared by one test that is chosen before the runs: `paired_difference` (both rows have the
+  same seeds), `welch_difference` (independent runs), or `fold_difference` (the folds of a
+  cross-validation). Where several rows are compared with one baseline, `holm` adjusts the p-values.
+
+`LEVEL` is the level of every interval and test; texts take it from `level_text()`.
 
 Functions import scipy themselves, so that other programs do not wait half a second for it.
 """
@@ -13,13 +17,24 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Bool, Float, Integer
 
 __all__ = [
+    "AVERAGES",
+    "Comparison",
     "Difference",
     "Estimate",
+    "McNemar",
+    "average",
+    "bootstrap_means",
+    "compare",
     "expected_best",
     "fold_difference",
     "holm",
+    "interval",
+    "interval_note",
+    "level_text",
+    "mcnemar",
     "paired_difference",
     "student_interval",
     "visible_difference",
@@ -28,11 +43,227 @@ __all__ = [
 ]
 
 LEVEL = 0.95  # of intervals; a difference with p <= 1 - LEVEL is resolved
+AVERAGES = ("queries", "classes")
+FEWEST_CLASSES, ROUGH_BELOW = 8, 20  # below the first no interval is given, below the second a note
 
-# A deviation below this share of the values is rounding: one of a million queries is more.
+# A standard deviation below this fraction of the values is rounding: one of a million queries is
+# more.
 _ROUNDING = 1e-9
+_CHUNK = 1 << 20  # classes drawn at once: 11,316 classes x 1,000 draws would take 90 MB
 
 Values = Sequence[float] | np.ndarray
+
+
+def level_text(level: float = LEVEL) -> str:
+    """Returns the level as texts show it.
+
+    >>> metrics.level_text(0.9)
+    '90 %'
+    """
+    return f"{100 * level:.4g} %"
+
+
+def average(
+    values: Float[np.ndarray, "q"], labels: Integer[np.ndarray, "q"], *, over: str = "queries"
+) -> float:
+    """The mean of `values` over the queries, or over classes the mean of each class's mean.
+
+    NaN (a query without a positive) is dropped. With `over="classes"`, a large class weighs as much
+    as a small one.
+
+    >>> values, labels = np.array([1.0, 1.0, 1.0, 0.0]), np.array([0, 0, 0, 1])
+    >>> metrics.average(values, labels), metrics.average(values, labels, over="classes")
+    (0.75, 0.5)
+    """
+    if over not in AVERAGES:
+        raise ValueError(f"over={over!r} is not known: {' or '.join(map(repr, AVERAGES))}")
+    values, labels = np.asarray(values, np.float64), np.asarray(labels)
+    is_value = ~np.isnan(values)
+    values = values[is_value]
+    if not len(values):
+        return float("nan")
+    if over == "classes":
+        _, codes = np.unique(labels[is_value], return_inverse=True)
+        values = np.bincount(codes, values) / np.bincount(codes)
+    return float(values.mean())
+
+
+def interval(
+    values: Float[np.ndarray, "q"],
+    *,
+    groups: Integer[np.ndarray, "n"] | None = None,
+    over: str = "queries",
+    level: float = LEVEL,
+    samples: int = 1000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Bootstrap percentile interval of the mean of `values` (Efron, 1979), such as `per_query`'s.
+
+    Draws n of the n values with replacement, `samples` times, and returns the quantiles of the
+    means between which the share `level` of them lies. NaN (a query without a positive) is dropped.
+
+    With `groups`, such as the labels of the queries, whole groups are drawn (Field & Welsh, 2007):
+    theta = sum_c w_c S_c / sum_c w_c n_c, w ~ Multinomial(C; 1/C, ..., 1/C), where S_c is the sum
+    and n_c the number of the values of group c. A score on new classes needs this: queries of one
+    class share their positives, and drawing single queries gives too narrow an interval. With
+    `over="classes"`, it is the interval of `average(..., over="classes")`. Fewer than 8 groups give
+    (NaN, NaN); from fewer than 20 the interval is rough (`interval_note` says so). No such interval
+    contains the spread over training seeds.
+
+    >>> low, high = metrics.interval(np.array([0.0, 1.0, 1.0, 1.0]))
+    >>> low, high
+    (0.25, 1.0)
+    """
+    check_level(level)
+    means = bootstrap_means(values, groups=groups, over=over, samples=samples, seed=seed)
+    return limits(means, level)
+
+
+def limits(means: Float[np.ndarray, "samples"], level: float) -> tuple[float, float]:
+    """The quantiles between which the share `level` of the means lies; NaN without means."""
+    if not len(means):
+        return float("nan"), float("nan")
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def bootstrap_means(
+    values: Float[np.ndarray, "q"],
+    *,
+    groups: Integer[np.ndarray, "n"] | None = None,
+    over: str = "queries",
+    samples: int = 1000,
+    seed: int = 0,
+) -> Float[np.ndarray, "samples"]:
+    """The means from which `interval` takes its quantiles, empty where it gives NaN.
+
+    The draws depend only on `seed`, `samples` and the groups, so two scores of the same queries get
+    the same draws.
+
+    >>> metrics.bootstrap_means(np.array([0.0, 1.0, 1.0, 1.0]), samples=3)
+    array([1.  , 0.25, 0.75])
+    """
+    if samples < 1:
+        raise ValueError(f"samples={samples} must be at least 1, such as 1000")
+    if over not in AVERAGES or (over == "classes" and groups is None):
+        raise ValueError(f"over={over!r}: give 'queries', or 'classes' and their labels as groups")
+    values = np.asarray(values, np.float64)
+    is_value = ~np.isnan(values)
+    rng = np.random.default_rng(seed)
+    if groups is None:
+        values = values[is_value]
+        if not len(values):
+            return np.zeros(0)
+        draws = (rng.integers(len(values), size=len(values)) for _ in range(samples))
+        return np.array([values[rows].mean() for rows in draws])
+    groups = np.asarray(groups)
+    if groups.shape != values.shape:
+        raise ValueError(f"groups have shape {groups.shape}, but values have {values.shape}")
+    _, codes = np.unique(groups[is_value], return_inverse=True)
+    sizes = np.bincount(codes)
+    if len(sizes) < FEWEST_CLASSES:
+        return np.zeros(0)
+    sums: np.ndarray = np.bincount(codes, values[is_value])
+    if over == "classes":
+        sums, sizes = sums / sizes, np.ones_like(sizes)
+    chunk = max(1, _CHUNK // len(sizes))
+    means = []
+    for first in range(0, samples, chunk):
+        shape = min(chunk, samples - first), len(sizes)
+        drawn = rng.integers(len(sizes), size=shape)
+        means.append(sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1))
+    return np.concatenate(means)
+
+
+def interval_note(groups: Integer[np.ndarray, "n"]) -> str:
+    """A note to show beside an interval over these groups; empty where there are enough.
+
+    >>> metrics.interval_note(np.arange(12))
+    'only 12 classes: the range is rough'
+    """
+    classes = len(np.unique(groups))
+    if classes < FEWEST_CLASSES:
+        plural = "" if classes == 1 else "es"
+        return f"no range: {classes} class{plural}, and it needs {FEWEST_CLASSES}"
+    return f"only {classes} classes: the range is rough" if classes < ROUGH_BELOW else ""
+
+
+class Comparison(NamedTuple):
+    """A mean difference, its interval over classes, its two-sided p-value and the verdict.
+
+    The verdict is 'better', 'worse' or 'not resolved'.
+    """
+
+    difference: float
+    low: float
+    high: float
+    p: float
+    verdict: str
+
+
+def compare(
+    values: Float[np.ndarray, "q"],
+    others: Float[np.ndarray, "q"],
+    *,
+    groups: Integer[np.ndarray, "n"] | None = None,
+    over: str = "queries",
+    level: float = LEVEL,
+    samples: int = 10_000,
+    seed: int = 0,
+) -> Comparison:
+    """Compares two runs by the differences v_i - v'_i of their values on the same queries.
+
+    The difference is the mean over the queries, or with `over="classes"` the mean over `groups`,
+    the labels of the queries (`average`). The interval is the `interval` over `groups`. The
+    verdict says whether it contains 0. The p-value is twice the smaller share of the bootstrap
+    means on one side of 0 (Efron & Tibshirani, 1993), for `holm` if several runs are compared.
+    Queries with a NaN in either run are left out. With fewer than 8 groups, interval and p-value
+    are NaN, and the difference is not resolved. It compares two trained nets, not two methods: the
+    interval does not contain the spread over training seeds.
+
+    >>> values, labels = np.tile([1.0, 1.0, 0.0, 1.0], 10), np.arange(40) // 4
+    >>> metrics.compare(values, values, groups=labels)
+    Comparison(difference=0.0, low=0.0, high=0.0, p=1.0, verdict='not resolved')
+    """
+    check_level(level)
+    differences = np.asarray(values, np.float64) - np.asarray(others, np.float64)
+    means = bootstrap_means(differences, groups=groups, over=over, samples=samples, seed=seed)
+    labels = np.zeros(len(differences), int) if groups is None else groups
+    difference = average(differences, labels, over=over)
+    low, high = limits(means, level)
+    if not len(means):
+        return Comparison(difference, low, high, float("nan"), "not resolved")
+    # One more mean on either side: 10,000 draws cannot show a p-value below 2 / 10,001.
+    below, above = (1 + int((means <= 0).sum())), (1 + int((means >= 0).sum()))
+    p = min(1.0, 2 * min(below, above) / (len(means) + 1))
+    verdict = "better" if low > 0 else "worse" if high < 0 else "not resolved"
+    return Comparison(difference, low, high, p, verdict)
+
+
+class McNemar(NamedTuple):
+    """How many queries only the first run has right, how many only the second, and the p-value."""
+
+    only_first: int
+    only_second: int
+    p: float
+
+
+def mcnemar(right: Bool[np.ndarray, "q"], others: Bool[np.ndarray, "q"]) -> McNemar:
+    """The exact two-sided test of McNemar (1947): binomial of min(b, c) of b + c at 1/2.
+
+    b queries are right only in the first run and c only in the second. It takes the queries as
+    independent, although queries of one class are not: `compare` gives the verdict.
+
+    >>> right = np.array([True, True, True, False])
+    >>> metrics.mcnemar(right, np.array([True, False, False, False]))
+    McNemar(only_first=2, only_second=0, p=0.5)
+    """
+    from scipy import stats  # takes half a second, which other programs need not wait
+
+    right, others = np.asarray(right, bool), np.asarray(others, bool)
+    b, c = int((right & ~others).sum()), int((~right & others).sum())
+    p = float(stats.binomtest(min(b, c), b + c, 0.5).pvalue) if b + c else 1.0
+    return McNemar(b, c, p)
 
 
 class Estimate(NamedTuple):
