@@ -5,6 +5,7 @@ from typing import Any
 
 from dmljax.config import registry
 from dmljax.data.splits import Splits
+from dmljax.hints import counted
 
 _FLAGS = {
     "root": "folder of the original files",
@@ -44,3 +45,35 @@ def load(spec: dict[str, Any]) -> Splits:
     except TypeError as error:
         message = str(error).replace("missing 1 required keyword-only argument", "also needs")
         raise ValueError(message) from error
+
+
+def write_split(bundle: Any, name: str, root: str | None, folder: str) -> None:
+    """Writes the images of a split of the data set in the bundle's config to a folder."""
+    from dmljax.bundle import files
+    from dmljax.config.digests import PATHS
+    from dmljax.data import image_files
+
+    if name not in ("train", "test"):
+        raise ValueError(f"--split={name} is unknown: choose train or test")
+    spec = files.read_json(bundle.folder, bundle.manifest, files.CONFIG)["dataset"]
+    # A bundle keeps the last part of a path, which may be something else in this folder.
+    field = next((field for field in PATHS["dataset"] if spec.get(field)), None)
+    if field is not None and not root:
+        raise ValueError(
+            f"--split={name} needs --root=PATH: the bundle was trained on {spec['name']!r} in "
+            f"{spec[field]!r}, and keeps no more of its path"
+        )
+    if root:
+        spec[field or "root"] = root
+    try:
+        splits = load(spec)
+    except (ValueError, OSError) as error:
+        more = "" if root else " (--root=PATH says where the data set is)"
+        raise ValueError(f"{error}{more}") from None
+    about = {"dataset": spec, "split": name}
+    try:
+        count = image_files.write(getattr(splits, name), folder, about=about)
+    except OSError as error:
+        reason = error.strerror or error
+        raise OSError(f"--images={folder} cannot be written: {reason}") from None
+    print(f"wrote {counted(count, 'image')} to {folder}")

@@ -1,4 +1,4 @@
-"""An index of embeddings that survives crashes: add, replace, delete, filter, search.
+"""An index of embeddings that survives crashes: add, replace, delete, filter, search exactly.
 
     from dmljax import index
 
@@ -6,12 +6,12 @@
     photos.add(["a", "b"], bundle.embed(["a.jpg", "b.jpg"]), [{"year": 1999}, {"year": 2020}])
     photos.search(bundle.embed(["query.jpg"]), k=1, where={"year": {">": 2000}})
 
-A path is a folder with an SQLite database and files derived from it. An address `postgresql://` is
-a PostgreSQL server with pgvector. Both behave the same (`stores.py` lists the stores). Every index
-is bound to the digest of the model that makes its vectors. The package imports neither jax nor
-flax.
+A path is a folder with an SQLite database and a matrix derived from it. An address `postgresql://`
+is a PostgreSQL server with pgvector. Both behave the same. Every index is bound to the digest of
+the model that makes its vectors. The package imports neither jax nor flax.
 """
 
+import importlib
 import os
 from collections.abc import Hashable
 
@@ -27,7 +27,6 @@ from dmljax.index.errors import (
     Unavailable,
     UnknownId,
 )
-from dmljax.index.stores import store_of
 
 __all__ = [
     "Damaged",
@@ -57,16 +56,16 @@ def create(
     of the model, and `dimension` the length of its vectors. `similarity` is the one of the bundle:
     'cosine' of unit vectors, or 'euclidean', minus the distance of vectors of any length.
     """
-    return store_of(place).create(place, inputs.check_settings(model, dimension, similarity))
+    return _store(place).create(place, inputs.check_settings(model, dimension, similarity))
 
 
 def open(place: str | os.PathLike, *, model: str | None = None, write: bool = False) -> Index:
-    """Opens an index. With `write` it can be changed, and other writers are kept out.
+    """Opens an index. With `write` it can be changed, and other writers are excluded.
 
     `model` is the digest of the model whose vectors will be added or searched; the index of another
     model is refused with both digests.
     """
-    index = store_of(place).open(place, write=write)
+    index = _store(place).open(place, write=write)
     try:
         if model is not None:
             inputs.check_model(model, index.model, index.place)
@@ -84,15 +83,25 @@ def reindex(
     similarity: str = "cosine",
     continues: bool = True,
 ) -> Index:
-    """Makes an index of another model beside the present one, which `switch` then replaces.
+    """Makes an index of another model next to the present one, which `switch` then replaces.
 
     Searches use the present index until then. If the process ends before the switch, a second call
     with the same model continues with the items that were added, unless `continues` is False.
     """
     settings = inputs.check_settings(model, dimension, similarity)
-    return store_of(place).reindex(place, settings, continues=continues)
+    return _store(place).reindex(place, settings, continues=continues)
 
 
 def signature(place: str | os.PathLike) -> Hashable:
-    """A value that changes when another index is put in this place; None if there is none."""
-    return store_of(place).signature(place)
+    """Returns a value that changes when another index is put in this place; None without one."""
+    return _store(place).signature(place)
+
+
+def _store(place: str | os.PathLike) -> type[Index]:
+    """Returns the class that keeps an index at `place`; PostgreSQL is imported on demand."""
+    scheme, separator, _ = os.fspath(place).partition("://")
+    if not separator:
+        return importlib.import_module("dmljax.index.embedded").EmbeddedIndex
+    if scheme not in ("postgresql", "postgres"):
+        raise ValueError(f"{scheme}:// cannot hold an index: choose a folder, or postgresql://")
+    return importlib.import_module("dmljax.index.postgres").PostgresIndex

@@ -1,20 +1,20 @@
-"""The SQLite file of an embedded index: connections, tables, and errors in one line."""
+"""The SQLite file of an index in a folder: connections, tables, and errors in one line."""
 
 import contextlib
 import json
 import pathlib
+import re
 import secrets
 import sqlite3
-import time
 import urllib.parse
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from sqlite3 import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dmljax.index import inputs, nearest
+from dmljax.index import base, inputs, nearest
 from dmljax.index.errors import Damaged, Unavailable
 from dmljax.index.filters import Condition, kind
 from dmljax.index.inputs import Settings
@@ -22,12 +22,12 @@ from dmljax.index.inputs import Settings
 IN = "(select value from json_each(?))"  # after `in`: any number of values, as one `parameter`
 _FORMAT = 1
 # A row number is never used twice, and the vector of a row never changes: replacing an item gives
-# it a new row. `deleted` tells derived files and open readers which rows no longer exist.
+# it a new row. `deleted` tells the matrix and open readers which rows no longer exist.
 _TABLES = """
 create table settings (
     only integer primary key check (only = 1), format integer not null, model text not null,
     dimension integer not null, similarity text not null, identity text not null,
-    version integer not null, purged integer not null, items integer not null
+    version integer not null, items integer not null
 );
 create table items (
     row integer primary key autoincrement, id text not null unique, metadata text not null,
@@ -36,9 +36,8 @@ create table items (
 create table vectors (row integer primary key, vector blob not null);
 create table deleted (row integer primary key, version integer not null);
 create index deleted_version on deleted (version);
-create table fields (name text primary key) without rowid;
 """
-# Whether a field of metadata has one of some values, by the kind of the values.
+# Tests of a metadata field against some values, by the kind of the values.
 _TESTS = {
     "null": "coalesce(json_type(metadata, ?), 'null') = 'null'",
     "bool": "json_type(metadata, ?) {}",
@@ -46,8 +45,17 @@ _TESTS = {
     "number": "json_type(metadata, ?) in ('integer', 'real') and json_extract(metadata, ?) {}",
 }
 _BUSY_SECONDS = 10
-_CHECK_SECONDS = 10  # of the check that follows an error
-_OPCODES = 10_000  # instructions of SQLite between two looks at the clock: less than 1 ms
+_OPCODES = 10_000  # instructions of SQLite between two calls of `stop_fn`: less than 1 ms
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_PERMISSIONS = "it cannot be opened or written; check the permissions"
+_PROBLEMS = {
+    sqlite3.SQLITE_FULL: "the disk is full. The call changed nothing; free space and repeat it",
+    sqlite3.SQLITE_BUSY: f"another process has locked it for {_BUSY_SECONDS} seconds; try again",
+    sqlite3.SQLITE_INTERRUPT: "the call was stopped at its time limit. It changed nothing",
+    sqlite3.SQLITE_READONLY: _PERMISSIONS,
+    sqlite3.SQLITE_PERM: _PERMISSIONS,
+    sqlite3.SQLITE_CANTOPEN: _PERMISSIONS,
+}
 
 
 class Row(NamedTuple):
@@ -59,15 +67,22 @@ class Row(NamedTuple):
     similarity: str
     identity: str
     version: int  # changes so far
-    purged: int  # deletions up to this version are no longer listed
     items: int
 
 
+class Inconsistent(sqlite3.DatabaseError):
+    """A check of this package says that what was read differs from what was written."""
+
+
+class ItemChanged(Inconsistent):
+    """One item differs from what was added; others may be intact."""
+
+
 def connect(path: pathlib.Path, *, write: bool, create: bool = False) -> Connection:
-    """A connection in autocommit mode that any thread may use, one at a time."""
-    address = f"file:{urllib.parse.quote(str(path.absolute()))}"
+    """Opens a connection in autocommit mode that any thread may use, one at a time."""
+    address = f"file:{urllib.parse.quote(str(path.absolute()))}?mode="
     if write:
-        connection = _open(address + ("?mode=rwc" if create else "?mode=rw"))
+        connection = _open(address + ("rwc" if create else "rw"))
         try:
             mode = connection.execute("pragma journal_mode=wal").fetchone()[0]
             if mode != "wal":
@@ -77,30 +92,24 @@ def connect(path: pathlib.Path, *, write: bool, create: bool = False) -> Connect
             connection.close()
             raise
         return connection
-    connection = _open(address + "?mode=ro")
+    connection = _open(address + "ro")
     try:
         connection.execute("select * from settings").fetchone()
-    except sqlite3.OperationalError as error:
+        return connection
+    except sqlite3.Error as error:
         connection.close()
-        wal = path.with_name(path.name + "-wal")
         # In a folder that may not be written, SQLite cannot make the -shm file of a reader.
-        unwritable = getattr(error, "sqlite_errorcode", 0) & 255 in (
-            sqlite3.SQLITE_CANTOPEN,
-            sqlite3.SQLITE_READONLY,
-        )
-        if not unwritable or not path.exists():
+        code = getattr(error, "sqlite_errorcode", 0) & 255
+        if code not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY) or not path.exists():
             raise
-        if wal.exists() and wal.stat().st_size:
-            raise Unavailable(
-                f"{path}: the last changes are in {wal.name}, and reading them needs a file beside "
-                "it, but the folder may not be written. Open the index once where it may be "
-                "(dmljax index check), then copy or mount it again"
-            ) from None
-        connection = _open(address + "?mode=ro&immutable=1")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+    wal = path.with_name(path.name + "-wal")
+    if wal.exists() and wal.stat().st_size:
+        raise Unavailable(
+            f"{path}: the last changes are in {wal.name}, and reading them needs a new file in the "
+            "folder, which may not be written. Open the index once where it may be (dmljax index "
+            "check), then copy or mount it again"
+        )
+    return _open(address + "ro&immutable=1")
 
 
 def _open(address: str) -> Connection:
@@ -113,8 +122,8 @@ def _open(address: str) -> Connection:
 
 
 def create(file: pathlib.Path, settings: Settings) -> None:
-    """Makes an empty database."""
-    row = Row(_FORMAT, *settings, secrets.token_hex(16), 0, 0, 0)
+    """Creates an empty database."""
+    row = Row(_FORMAT, *settings, secrets.token_hex(16), 0, 0)
     with (
         one_line_errors(file),
         contextlib.closing(connect(file, write=True, create=True)) as connection,
@@ -122,134 +131,85 @@ def create(file: pathlib.Path, settings: Settings) -> None:
     ):
         for statement in _TABLES.split(";"):
             connection.execute(statement)
-        connection.execute("insert into settings values (1, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        connection.execute("insert into settings values (1, ?, ?, ?, ?, ?, ?, ?)", row)
 
 
 @contextlib.contextmanager
 def transaction(connection: Connection, *, write: bool = False) -> Iterator[Connection]:
-    """One transaction: committed at the end of the block, rolled back after an error."""
+    """Commits at the end of the block, and rolls back after an error or at `base.stopped_when`."""
     connection.execute("begin immediate" if write else "begin")
+    connection.set_progress_handler(base.stop_fn(), _OPCODES)
     try:
         yield connection
         connection.execute("commit")
     except BaseException:
+        connection.set_progress_handler(None, 0)
         with contextlib.suppress(sqlite3.Error):
             connection.execute("rollback")
         raise
-
-
-@contextlib.contextmanager
-def stop_when(connection: Connection, stop_fn: Callable[[], bool] | None) -> Iterator[None]:
-    """Within the block, a statement is interrupted soon after `stop_fn()` is true."""
-    if stop_fn is None:
-        yield
-        return
-    connection.set_progress_handler(stop_fn, _OPCODES)
-    try:
-        yield
     finally:
         connection.set_progress_handler(None, 0)
 
 
 def read_settings(connection: Connection, path: pathlib.Path) -> Row:
-    """The row of settings; refuses a format that this version does not read."""
+    """Reads the row of settings; refuses a format that this version does not read."""
     row = connection.execute("select * from settings").fetchone()
     if row is None or len(row) < 2:
         raise Damaged(f"{path} has no settings: restore it from a backup")
     inputs.check_format(row[1], _FORMAT, path)
     settings = Row(*row[1:])
-    types = int, str, int, str, str, int, int, int
-    if not all(isinstance(x, kind) for x, kind in zip(settings, types, strict=True)):
-        raise Inconsistent("its settings are of other types")
-    if settings.similarity not in nearest.SIMILARITIES or settings.dimension < 1:
-        raise Inconsistent(f"it says {settings.similarity!r} and {settings.dimension} dimensions")
+    types = int, str, int, str, str, int, int
+    if (
+        not all(isinstance(x, kind) for x, kind in zip(settings, types, strict=True))
+        or settings.similarity not in nearest.SIMILARITIES
+        or settings.dimension < 1
+    ):
+        raise Inconsistent("its settings have other types or unknown values")
     return settings
-
-
-class Inconsistent(sqlite3.DatabaseError):
-    """What was read is not what was written: a check of this package says so."""
-
-
-class ItemChanged(Inconsistent):
-    """One item is not what was added; others may well be."""
 
 
 @contextlib.contextmanager
 def one_line_errors(path: pathlib.Path) -> Iterator[None]:
     """Turns errors of SQLite into `Unavailable` or `Damaged`, with the way out.
 
-    Whoever reads "damaged" puts a backup in the place of the database. So the word is used only
-    after a check, since most errors, also some that SQLite calls corruption, are about something
-    else: a statement that is too large, a file that a switch has deleted.
+    Whoever reads "damaged" puts a backup in the place of the database. So most errors are another
+    one: a statement that is too large, a disk that is full.
     """
     try:
         yield
     except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", 0) & 255
-        if code == sqlite3.SQLITE_FULL:
-            problem = "the disk is full. The call changed nothing; free space and repeat it"
-        elif code == sqlite3.SQLITE_BUSY:
-            problem = f"another process has locked it for {_BUSY_SECONDS} seconds; try again"
-        elif code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN):
-            problem = f"it cannot be opened or written ({error}); check the permissions"
-        elif code == sqlite3.SQLITE_INTERRUPT:
-            problem = "the call was stopped at its time limit. It changed nothing"
-        elif isinstance(error, ItemChanged):
+        # Text that is not UTF-8 is an error without a code.
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 255
+        if isinstance(error, ItemChanged):
             raise Damaged(f"{path}: {error}") from error
-        elif damage := str(error) if isinstance(error, Inconsistent) else damage_of(path):
+        if code in _DAMAGED or re.search("malformed|no such (table|column)", str(error)):
             raise Damaged(
-                f"{path}: the database is damaged ({damage}). Restore the folder from a backup, or "
+                f"{path}: the database is damaged ({error}). Restore the folder from a backup, or "
                 "make the index again; what can be read is saved by "
                 f"`sqlite3 {path.name} .recover`"
             ) from error
-        else:
-            problem = f"{error}. The call changed nothing"
-        raise Unavailable(f"{path}: {problem}") from error
-
-
-def damage_of(path: pathlib.Path) -> str | None:
-    """What is wrong with a database; None if nothing is, or if it took too long to read it all."""
-    end = time.monotonic() + _CHECK_SECONDS
-    try:
-        with contextlib.closing(connect(path, write=False)) as connection:
-            connection.set_progress_handler(lambda: time.monotonic() > end, _OPCODES)
-            connection.execute("begin")
-            (result,) = connection.execute("pragma quick_check(1)").fetchone()
-            if result != "ok":
-                return " ".join(result.split())
-            read_settings(connection, path)
-            for _, *item in stored(connection):
-                verify(*item)
-    except Damaged:
-        return "it has no settings"
-    except sqlite3.Error as error:
-        # Text that is not UTF-8 is an error without a code.
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 255
-        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
-            return str(error)
-    except (OSError, ValueError):
-        pass
-    return None
+        problem = _PROBLEMS.get(code, "The call changed nothing")
+        raise Unavailable(f"{path}: {error}: {problem}") from error
 
 
 def stored(
-    connection: Connection, condition: str = "true", parameters: Sequence[Any] = (), limit: int = -1
+    connection: Connection, condition: str = "true", parameters: Sequence[Any] = ()
 ) -> sqlite3.Cursor:
-    """Row, id, metadata, checksum and vector of items by row; a missing vector is None."""
+    """Selects row, id, metadata, checksum and vector of items by row; a missing vector is None."""
     return connection.execute(
         "select row, id, metadata, checksum, vector from items "
-        f"left join vectors using (row) where {condition} order by row limit {limit:d}",
+        f"left join vectors using (row) where {condition} order by row",
         parameters,
     )
 
 
 def parameter(values: Sequence[Any]) -> tuple[str]:
-    """The parameters of a statement with `IN`."""
+    """Returns the parameters of a statement with `IN`."""
     return (json.dumps(values, ensure_ascii=False),)
 
 
 def checksum(name: Any, metadata: Any, vector: Any) -> int:
-    """CRC-32 of all that is stored of an item; -1 if damage changed the type of a value."""
+    """Returns the CRC-32 of a stored item; -1 if damage changed the type of a value."""
     if not (isinstance(name, str) and isinstance(metadata, str) and isinstance(vector, bytes)):
         return -1
     return zlib.crc32(vector, zlib.crc32(metadata.encode(), zlib.crc32(name.encode())))
@@ -265,8 +225,13 @@ def verify(name: Any, metadata: Any, total: Any, vector: Any) -> None:
         )
 
 
+def json_path(field: str) -> str:
+    """Returns the path of a field; SQLite compares it with the stored text, escaped in this way."""
+    return "$." + json.dumps(field, ensure_ascii=False)
+
+
 def condition_sql(conditions: Iterable[Condition]) -> tuple[str, list[str | int | float]]:
-    """The text after `where`, and its parameters: no text of a caller is part of the SQL."""
+    """Returns the text after `where` and its parameters: the text has no values of a caller."""
     terms = ["true"]
     parameters: list[str | int | float] = []
     for field, operator, values in conditions:
@@ -276,9 +241,7 @@ def condition_sql(conditions: Iterable[Condition]) -> tuple[str, list[str | int 
                 marks = ", ".join("?" * len(chosen))
                 relation = f"in ({marks})" if operator == "=" else f"{operator} ?"
                 choices.append(f"({test.format(relation)})")
-                # SQLite compares a name with the stored text, so escaped as it is there.
-                path = "$." + json.dumps(field, ensure_ascii=False)
-                parameters += [path] * test.count("?")
+                parameters += [json_path(field)] * test.count("?")
                 if name != "null":
                     parameters += map(json.dumps, chosen) if name == "bool" else chosen
         terms.append(f"({' or '.join(choices)})")
@@ -286,18 +249,7 @@ def condition_sql(conditions: Iterable[Condition]) -> tuple[str, list[str | int 
 
 
 def decode_vectors(blobs: list[bytes], dimension: int) -> np.ndarray:
-    """Vectors [n, d] from stored bytes."""
+    """Returns vectors [n, d] from stored bytes."""
     if not all(isinstance(blob, bytes) and len(blob) == 4 * dimension for blob in blobs):
         raise Inconsistent("a vector has another length")
     return np.frombuffer(b"".join(blobs), "<f4").reshape(len(blobs), dimension)
-
-
-def decode_metadata(text: Any) -> dict[str, Any]:
-    """The metadata of an item."""
-    try:
-        metadata = json.loads(text)
-    except (ValueError, TypeError, RecursionError):
-        metadata = None
-    if not isinstance(text, str) or not isinstance(metadata, dict):
-        raise Inconsistent("the metadata of an item is no JSON object")
-    return metadata

@@ -1,16 +1,16 @@
-"""What an index refuses or cannot do: one line each."""
+"""Errors of an index. Their messages are one line."""
 
 
 class InvalidInput(ValueError):
-    """Vectors, ids, metadata, a filter or a number that the index does not take."""
+    """The index does not accept vectors, ids, metadata, a filter or a number."""
 
 
 class UnknownId(InvalidInput):
-    """No item has the id."""
+    """An id does not exist."""
 
 
 class DuplicateId(InvalidInput):
-    """An item with the id exists already."""
+    """An id exists already."""
 
 
 class OtherModel(ValueError):
@@ -22,7 +22,7 @@ class Locked(OSError):
 
 
 class Damaged(OSError):
-    """The database is not what was written. Derived files are rebuilt and never raise this."""
+    """The database differs from what was written. Derived files are made again instead."""
 
 
 class Unavailable(OSError):

@@ -1,9 +1,9 @@
-"""The folder of an embedded index: which generation counts, and who writes.
+"""The folder of an index: which generation is current, and who writes.
 
 photos.index/
     index.json           {"format": 1, "generation": "generation-1"}, replaced at once
-    writer.lock          locked by the process that writes; says which
-    generation-1/        items.db, what is derived from it, and the note of `sources`
+    writer.lock          locked by the process that writes; names it
+    generation-1/        items.db, matrix.bin, and the notes of `sources`
     generation-2/        an index of another model, while `reindex` fills it
 """
 
@@ -27,13 +27,13 @@ _FORMAT = 1
 
 
 def name_of(generation: int) -> str:
-    """The folder of a generation."""
+    """Returns the name of the folder of a generation."""
     return f"generation-{generation}"
 
 
 @contextlib.contextmanager
 def locked(folder: pathlib.Path) -> Iterator[IO[str]]:
-    """Keeps other writers out for as long as the file is open. An error in the block closes it."""
+    """Excludes other writers for as long as the file is open. An error in the block closes it."""
     try:
         lock = locks.lock(folder / "writer.lock")
     except locks.Taken as owner:
@@ -42,14 +42,12 @@ def locked(folder: pathlib.Path) -> Iterator[IO[str]]:
         ) from None
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise Unavailable(
-                f"{folder}: the disk is full. The call changed nothing; free space and repeat it"
-            ) from error
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            problem = "the disk is full. The call changed nothing; free space and repeat it"
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            problem = f"it may only be read ({error.strerror}): change the permissions, or copy it"
+        else:
             raise
-        raise Unavailable(
-            f"{folder} may only be read here ({error.strerror}): change the permissions, or copy it"
-        ) from error
+        raise Unavailable(f"{folder}: {problem}") from error
     try:
         yield lock
     except BaseException:
@@ -58,7 +56,7 @@ def locked(folder: pathlib.Path) -> Iterator[IO[str]]:
 
 
 def create(path: pathlib.Path) -> tuple[pathlib.Path, IO[str]]:
-    """A locked folder beside `path`, which a rename makes the index; `path` must not exist."""
+    """Makes a locked folder next to `path`, which must not exist; a rename makes it the index."""
     if path.is_symlink() or path.exists():
         is_index = (path / _POINTER).exists()
         problem = "is an index: open it, or" if is_index else f"has no {_POINTER}:"
@@ -78,7 +76,7 @@ def create(path: pathlib.Path) -> tuple[pathlib.Path, IO[str]]:
 
 
 def temporary_of(path: pathlib.Path) -> pathlib.Path:
-    """The folder beside an index, of this process, that a rename makes the index, or deletes.
+    """Returns the folder in which this process creates or deletes an index.
 
     If the process is killed, the next `create` deletes it.
     """
@@ -86,7 +84,6 @@ def temporary_of(path: pathlib.Path) -> pathlib.Path:
 
 
 def _alive(number: str) -> bool:
-    """Whether the process of this number, which fills a folder, still runs."""
     try:
         os.kill(int(number), 0)
     except (ProcessLookupError, ValueError):
@@ -97,7 +94,7 @@ def _alive(number: str) -> bool:
 
 
 def current(folder: pathlib.Path) -> int:
-    """The number of the generation that counts."""
+    """Returns the number of the current generation."""
     path = folder / _POINTER
     try:
         pointer = reading.json_value(path.read_bytes())
@@ -105,29 +102,29 @@ def current(folder: pathlib.Path) -> int:
         match = re.fullmatch(r"generation-(\d{1,9})", name)
     except (FileNotFoundError, NotADirectoryError):
         problem = "does not exist" if not folder.exists() else f"has no {_POINTER}"
-        raise FileNotFoundError(f"{folder} {problem}: it is no index of dmljax") from None
+        raise FileNotFoundError(f"{folder} {problem}: it is not an index of dmljax") from None
     except (ValueError, KeyError, TypeError):
         version, match = _FORMAT, None
     inputs.check_format(version, _FORMAT, folder)
     if match is None:
         raise Damaged(
-            f"{path} was damaged: it names the folder that counts, such as "
-            '{"format": 1, "generation": "generation-1"}'
+            f"{path} was damaged: it names the current folder, such as "
+            f'{{"format": {_FORMAT}, "generation": "generation-1"}}'
         )
     return int(match[1])
 
 
-def signature(folder: pathlib.Path, file: str = _POINTER) -> tuple[int, ...] | None:
-    """What changes when a file is replaced (by default: the index); None if it does not exist."""
+def signature(folder: pathlib.Path) -> tuple[int, ...] | None:
+    """Returns a value that changes when the index is replaced; None if there is none."""
     try:
-        status = (folder / file).stat()
+        status = (folder / _POINTER).stat()
     except OSError:
         return None
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def size(folder: pathlib.Path) -> int:
-    """The bytes of the files of a folder, in which a writer may replace some meanwhile."""
+    """Returns the bytes of the files of a folder, in which a writer may replace some meanwhile."""
     total = 0
     for path in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -136,15 +133,15 @@ def size(folder: pathlib.Path) -> int:
 
 
 def point(folder: pathlib.Path, generation: int) -> None:
-    """Makes a generation the one that counts."""
+    """Makes a generation the current one."""
     files.write_json(folder / _POINTER, {"format": _FORMAT, "generation": name_of(generation)})
     files.sync(folder)
 
 
 def tidy(folder: pathlib.Path) -> int:
-    """Deletes earlier generations and what killed writers left; the number of the current one."""
+    """Deletes earlier generations and leftovers of killed writers; returns the current one."""
     generation = current(folder)
-    for path in folder.glob("*.tmp"):
+    for path in (*folder.glob("*.tmp"), *folder.glob("generation-*/*.tmp")):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dmljax.index.errors import DuplicateId, InvalidInput, OtherModel
-from dmljax.index.nearest import SIMILARITIES
+from dmljax.index.nearest import SIMILARITIES, Similarity
 
 LARGEST_K = 1000
-DEFAULT_K = 10  # of `dmljax search` and the service; fewer items are no error then
+DEFAULT_K = 10  # of `dmljax search` and the service; there, fewer items are no error
 _LARGEST_DIMENSION = 16_000  # of a column of pgvector
 _ID_BYTES = 512
 _METADATA_BYTES = 64 * 1024
@@ -25,7 +25,7 @@ _LARGEST_LENGTH = 1e15  # its square is far below the largest float32
 
 
 class Settings(NamedTuple):
-    """What an index is made for. It never changes."""
+    """The model of an index and its vectors. They never change."""
 
     model: str
     dimension: int
@@ -33,27 +33,24 @@ class Settings(NamedTuple):
 
 
 def check_settings(model: Any, dimension: Any, similarity: Any) -> Settings:
-    """The digest of a model, the length of its vectors, and how they are compared."""
+    """Checks the digest of a model, the length of its vectors, and their similarity."""
     check_digest(model)
-    if isinstance(dimension, bool) or not isinstance(dimension, int | np.integer):
-        raise InvalidInput(f"dimension={dimension!r} is not a whole number")
-    if not 1 <= dimension <= _LARGEST_DIMENSION:
-        raise InvalidInput(f"dimension={dimension}: choose 1 to {_LARGEST_DIMENSION}")
+    dimension = _whole_number("dimension", dimension, _LARGEST_DIMENSION)
     if similarity not in SIMILARITIES:
         choices = " or ".join(SIMILARITIES)
         raise InvalidInput(f"similarity={shorten(similarity)} is unknown: choose {choices}")
-    return Settings(model, int(dimension), similarity)
+    return Settings(model, dimension, similarity)
 
 
 def check_digest(model: Any) -> str:
-    """The digest of a model, hexadecimal digits."""
+    """Checks the digest of a model, hexadecimal digits."""
     if not isinstance(model, str) or not re.fullmatch(r"[0-9a-f]{8,128}", model):
         raise InvalidInput(f"model={shorten(model)} is not a digest: pass the digest of the bundle")
     return model
 
 
 def check_format(version: Any, supported: int, place: Any) -> None:
-    """Refuses an index that another version of dmljax wrote."""
+    """Refuses an index in a format that this version of dmljax does not read."""
     if version != supported:
         raise InvalidInput(
             f"{place} has format {version}, this version of dmljax reads {supported}: update dmljax"
@@ -70,7 +67,7 @@ def check_model(model: Any, stored: str, place: str) -> None:
 
 
 def check_ids(ids: Any, *, distinct: bool = True, first: int = 0) -> list[str]:
-    """A list of ids: short, printable text in normal form NFC. Errors number them from `first`."""
+    """Checks ids: short, printable text in normal form NFC. Errors number them from `first`."""
     if isinstance(ids, str | bytes):
         raise InvalidInput(f"ids is one string, {shorten(ids)}: pass a list of ids")
     ids = list(ids)
@@ -88,12 +85,10 @@ def _problem_of_id(name: Any) -> str | None:
         return f"is of type {type(name).__name__}: ids are text"
     if not name:
         return "is empty"
-    if len(name) > _ID_BYTES:
-        return f"has {len(name)} characters: {_ID_BYTES} bytes are the limit"
+    if len(name) > _ID_BYTES or len(name.encode(errors="ignore")) > _ID_BYTES:
+        return f"has {len(name)} characters: {_ID_BYTES} bytes in UTF-8 are the limit"
     if not is_unicode(name):
         return "is not valid Unicode: it contains half of a surrogate pair"
-    if (size := len(name.encode())) > _ID_BYTES:
-        return f"has {size} bytes in UTF-8: {_ID_BYTES} are the limit"
     if any(unicodedata.category(character) == "Cc" for character in name):
         return "contains a control character"
     if not unicodedata.is_normalized("NFC", name):
@@ -102,15 +97,19 @@ def _problem_of_id(name: Any) -> str | None:
 
 
 def check_vectors(
-    vectors: Any, dimension: int, *, similarity: str, count: int | None = None, first: int = 0
+    vectors: Any,
+    dimension: int,
+    similarity: Similarity,
+    *,
+    count: int | None = None,
+    first: int = 0,
 ) -> np.ndarray:
-    """Vectors [n, dimension] in float32; `count` of them where it is not None.
+    """Returns vectors [n, dimension] in float32; checks that there are `count`, unless it is None.
 
-    Errors number them from `first`.
-
-    For the cosine they must be unit vectors. A vector is divided by its length if the length
-    differs from 1 by more than float32 rounds (vectors in float16 do), and refused if it differs by
-    more than 1e-3. For the Euclidean distance, vectors have any length that float32 can compare.
+    Errors number the vectors from `first`. Where a similarity needs unit vectors, a vector is
+    divided by its length if the length differs from 1 by more than float32 rounds (vectors in
+    float16 do), and refused if it differs by more than 1e-3. Others have any length that float32
+    can compare.
     """
     try:
         array = np.asarray(vectors)
@@ -118,43 +117,37 @@ def check_vectors(
         raise InvalidInput(f"vectors are not an array: {error}") from None
     if array.dtype not in (np.float16, np.float32, np.float64):
         raise InvalidInput(f"vectors are of type {array.dtype}: pass float32, float16 or float64")
-    if array.ndim != 2:
-        raise InvalidInput(f"vectors have the shape {array.shape}: pass [n, {dimension}]")
-    if array.shape[1] != dimension:
+    if array.ndim != 2 or array.shape[1] != dimension or not len(array):
         raise InvalidInput(
-            f"vectors have {array.shape[1]} dimensions, the index has {dimension}: they are of "
-            "another model"
+            f"vectors have the shape {array.shape}: pass [n, {dimension}], one vector at least; "
+            "another dimension is that of another model"
         )
-    if not len(array):
-        raise InvalidInput("there are 0 vectors: pass one at least")
     if count is not None and len(array) != count:
         raise InvalidInput(f"there are {len(array)} vectors for {count} ids")
     with np.errstate(over="ignore", invalid="ignore"):  # reported below
         norms = np.sqrt(np.einsum("nd,nd->n", array, array, dtype=np.float64))
-    if similarity == "euclidean":
-        far = ~(norms <= _LARGEST_LENGTH)
+    if similarity.needs_unit:
+        wrong = ~(np.abs(norms - 1) <= _NORM_TOLERANCE)
     else:
-        far = ~(np.abs(norms - 1) <= _NORM_TOLERANCE)
-    if far.any():
-        number = int(far.argmax())
+        wrong = ~(norms <= _LARGEST_LENGTH)
+    if wrong.any():
+        number = int(wrong.argmax())
         if not np.isfinite(array[number]).all():
             problem = "contains NaN or infinity"
-        elif similarity == "euclidean":
+        elif not similarity.needs_unit:
             problem = f"has the length {norms[number]:.6g}: {_LARGEST_LENGTH:g} is the limit"
-        elif norms[number] == 0:
-            problem = "is zero: it has no direction"
         else:
             problem = f"has the length {norms[number]:.6g}, not 1: divide it by its length"
         raise InvalidInput(f"vector number {first + number} {problem}")
     inexact = np.abs(norms - 1) > _EXACT_NORM
     result = np.array(array, np.float32, order="C")
-    if similarity == "cosine" and inexact.any():
+    if similarity.needs_unit and inexact.any():
         result[inexact] = array[inexact] / norms[inexact, None]
     return result
 
 
 def check_metadata(metadata: Any, count: int, *, first: int = 0) -> list[str]:
-    """The metadata of `count` items as JSON objects; `{}` for each if it is None.
+    """Returns the metadata of `count` items as JSON objects; `{}` for each if it is None.
 
     Errors number them from `first`.
     """
@@ -186,13 +179,11 @@ def _json(item: Any, number: int) -> str:
 
 
 def _problem_of_value(value: Any, depth: int) -> str | None:
-    """What forbids a value as JSON that every store returns as it was."""
+    """Returns why JSON, or a store, cannot return a value as it is; None if it can."""
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, str):
-        if "\0" in value:
-            return "has text with a NUL character"
-        return None if is_unicode(value) else "has text that is not valid Unicode"
+        return None if is_text(value) else "has text with a NUL character or invalid Unicode"
     if isinstance(value, int):
         return None if is_integer_of_64_bits(value) else "has an integer beyond 64 bits"
     if isinstance(value, float):
@@ -211,69 +202,51 @@ def _problem_of_value(value: Any, depth: int) -> str | None:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether text can be encoded: it has no half of a surrogate pair."""
+    """Returns whether text can be encoded: it has no half of a surrogate pair."""
     return text == text.encode(errors="ignore").decode()
+
+
+def is_text(value: str) -> bool:
+    """Returns whether every store can hold a text."""
+    return "\0" not in value and is_unicode(value)
 
 
 def is_integer_of_64_bits(value: int) -> bool:
     return -(2**63) <= value < 2**63
 
 
-def check_first(first: Any, dimension: int, similarity: str) -> int | str:
-    """What a search in two stages compares first: 'bits', or a number: the length of a prefix."""
-    is_number = isinstance(first, int | np.integer) and not isinstance(first, bool)
-    if not is_number and first != "bits":
-        raise InvalidInput(f"first={shorten(first)}: choose 'bits' or a number such as 64")
-    if similarity != "cosine":
-        raise InvalidInput(
-            f"first={first!r} orders by cosines, and this index compares by Euclidean distance"
-        )
-    if is_number and not 1 <= first < dimension:
-        raise InvalidInput(
-            f"first={first}: a prefix has 1 to {dimension - 1} of {dimension} numbers"
-        )
-    return int(first) if is_number else first
-
-
 def check_k(k: Any, count: int, *, allow_fewer: bool) -> int:
-    """The number of items to find, among `count`."""
-    if isinstance(k, bool) or not isinstance(k, int | np.integer):
-        raise InvalidInput(f"k={shorten(k)} is not a whole number")
-    if not 1 <= k <= LARGEST_K:
-        raise InvalidInput(f"k={k}: choose 1 to {LARGEST_K}")
+    """Checks the number of items to find, among `count`."""
+    k = _whole_number("k", k, LARGEST_K)
     if k > count and not allow_fewer:
-        if count <= 0:
-            raise InvalidInput("there is nothing to search: the index has no other items")
-        raise InvalidInput(f"k={k}, but there are {count} items to search: choose k=1 to {count}")
-    return int(k)
+        choice = f"choose k=1 to {count}" if count > 0 else "add some"
+        raise InvalidInput(f"k={k}, but there are {max(count, 0)} items to search: {choice}")
+    return k
 
 
-def check_threshold(threshold: Any, similarity: str) -> float | None:
-    """The least similarity of a match."""
+def _whole_number(name: str, value: Any, largest: int) -> int:
+    is_number = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_number or not 1 <= value <= largest:
+        raise InvalidInput(f"{name}={shorten(value)}: choose a whole number from 1 to {largest}")
+    return int(value)
+
+
+def check_threshold(threshold: Any, similarity: Similarity) -> float:
+    """Returns the least similarity of a match; minus infinity for None."""
     if threshold is None:
-        return None
-    if isinstance(threshold, bool) or not isinstance(threshold, int | float | np.floating):
-        raise InvalidInput(f"threshold={shorten(threshold)} is not a number")
-    if similarity == "euclidean":
-        if not threshold <= 0:
-            raise InvalidInput(
-                f"threshold={threshold}: this index compares by minus the Euclidean distance: for "
-                "distances up to 0.5 it is -0.5"
-            )
-    elif not -1 <= threshold <= 1:
-        raise InvalidInput(f"threshold={threshold}: a cosine lies between -1 and 1")
+        return -math.inf
+    low, high = similarity.limits
+    is_number = isinstance(threshold, int | float | np.floating) and not isinstance(threshold, bool)
+    if not is_number or not low <= threshold <= high:
+        raise InvalidInput(
+            f"threshold={shorten(threshold)}: choose a number from {low} to {high}, because the "
+            f"similarity of this index is {similarity.description}"
+        )
     return float(threshold)
 
 
-def check_recall(recall: Any) -> float:
-    """A wanted recall@10."""
-    if isinstance(recall, bool) or not isinstance(recall, int | float) or not 0 < recall <= 1:
-        raise InvalidInput(f"recall={shorten(recall)}: give a number above 0, at most 1")
-    return float(recall)
-
-
 def shorten(value: Any, limit: int = 80) -> str:
-    """`repr(value)`, with at most `limit` characters of it."""
+    """Returns `repr(value)`, with at most `limit` characters of it."""
     if isinstance(value, str | bytes) and len(value) > limit:
         return f"{value[:limit]!r}..."
     text = repr(value)
@@ -281,6 +254,6 @@ def shorten(value: Any, limit: int = 80) -> str:
 
 
 def names(values: Sequence[str]) -> str:
-    """The first of the `values` and how many others there are."""
+    """Returns the first of the `values` and the number of the others."""
     more = f" and {len(values) - 1} more" if len(values) > 1 else ""
     return f"{shorten(values[0])}{more}"

@@ -68,7 +68,7 @@ def write(
 
 
 def export(index: Index, path: str | os.PathLike) -> int:
-    """Writes all items to a Parquet file, completely or not at all; their number."""
+    """Writes all items to a Parquet file, completely or not at all; returns their number."""
     batches = (
         (
             [item.id for item in items],
@@ -82,11 +82,19 @@ def export(index: Index, path: str | os.PathLike) -> int:
 
 
 def about(path: str | os.PathLike) -> About:
-    """The model of a file or a folder of parts, its similarity, and the length of its vectors."""
+    """Reads the model of a file or a folder of parts, its similarity and its dimension.
+
+    The parts must be complete and intact.
+    """
     if os.path.isdir(path):
-        _check_parts(path)
-        path = next(_part_files(path))
-    schema, name = _schema(path)
+        parts.verify(path)
+    file = next(_files(path), None)
+    if file is None:
+        raise InvalidInput(
+            f"{path} has no vectors with ids: a bundle makes them (dmljax embed BUNDLE "
+            "--images=...)"
+        )
+    schema, name = _schema(file)
     try:
         written = reading.json_value((schema.metadata or {})[b"dmljax"])
         model, similarity = written["model"], written["similarity"]
@@ -95,39 +103,54 @@ def about(path: str | os.PathLike) -> About:
     kind = schema.field(name).type
     if hasattr(kind, "list_size"):
         return About(model, similarity, kind.list_size)
-    batch = next(read(path), None)
+    batch = next(read(file), None)
     return About(model, similarity, 0 if batch is None else batch.vectors.shape[1])
 
 
 def read(path: str | os.PathLike, batch_size: int = _BATCH) -> Iterator[Batch]:
-    """The rows of a file, some at a time.
+    """Yields the rows of a file, or of a folder of parts, in batches.
 
     Columns are `id` (text), `vector` or `embedding` (lists of numbers), and `metadata` (JSON or a
     struct). Without a column `metadata`, all other columns are metadata.
     """
-    if os.path.isdir(path):
-        for file in _part_files(path):
-            yield from read(file, batch_size)
-        return
     _, parquet = pyarrow()
-    schema, name = _schema(path)
-    other_columns = [field for field in schema.names if field not in ("id", name)]
-    # of pandas
-    other_columns = [field for field in other_columns if not field.startswith("__index_level_")]
-    length, row = None, 0
-    with parquet.ParquetFile(path) as file:
-        for rows in file.iter_batches(batch_size=batch_size):
-            length = _check_lengths(rows[name], length, row, f"{path}: the column {name!r}")
-            vectors = rows[name].flatten().to_numpy(zero_copy_only=False)
-            if "metadata" in other_columns:
-                texts = rows["metadata"].to_pylist()
-                metadata = [_decode(text, path, i) for i, text in enumerate(texts, start=row)]
-            else:
-                lists = [rows[field].to_pylist() for field in other_columns]
-                rows_of_others = zip(*lists, strict=True) if other_columns else [()] * len(rows)
-                metadata = [dict(zip(other_columns, x, strict=True)) for x in rows_of_others]
-            yield Batch(rows["id"].to_pylist(), vectors.reshape(len(rows), -1), metadata)
-            row += len(rows)
+    for file in _files(path):
+        schema, name = _schema(file)
+        others = [x for x in schema.names if x not in ("id", name)]
+        others = [x for x in others if not x.startswith("__index_level_")]  # of pandas
+        length, row = None, 0
+        with parquet.ParquetFile(file) as opened:
+            for rows in opened.iter_batches(batch_size=batch_size):
+                length = _check_lengths(rows[name], length, row, f"{file}: the column {name!r}")
+                vectors = rows[name].flatten().to_numpy(zero_copy_only=False)
+                if "metadata" in others:
+                    values = rows["metadata"].to_pylist()
+                    metadata = [_decode(value, file, i) for i, value in enumerate(values, row)]
+                else:
+                    metadata = rows.select(others).to_pylist() if others else [{}] * len(rows)
+                yield Batch(rows["id"].to_pylist(), vectors.reshape(len(rows), -1), metadata)
+                row += len(rows)
+
+
+def ids(path: str | os.PathLike) -> Iterator[list[str]]:
+    """Yields the ids of the rows of a file or a folder of parts, in batches."""
+    _, parquet = pyarrow()
+    for file in _files(path):
+        _schema(file)
+        with parquet.ParquetFile(file) as opened:
+            for rows in opened.iter_batches(columns=["id"]):
+                yield rows["id"].to_pylist()
+
+
+def _files(path: str | os.PathLike) -> Iterator[pathlib.Path]:
+    """Yields a file, or the Parquet files of all parts."""
+    if not os.path.isdir(path):
+        yield pathlib.Path(path)
+        return
+    for part in parts.read(path)["folders"]:
+        for name in sorted(part["files"]):
+            if name.endswith(".parquet"):
+                yield pathlib.Path(path) / part["folder"] / name
 
 
 def _check_lengths(vectors: Any, length: int | None, row: int, column: str) -> int | None:
@@ -149,33 +172,6 @@ def _check_lengths(vectors: Any, length: int | None, row: int, column: str) -> i
     return length
 
 
-def ids(path: str | os.PathLike) -> Iterator[list[str]]:
-    """The ids of the rows of a file or a folder of parts, some at a time."""
-    _, parquet = pyarrow()
-    for file in _part_files(path) if os.path.isdir(path) else [path]:
-        _schema(file)
-        with parquet.ParquetFile(file) as opened:
-            for rows in opened.iter_batches(columns=["id"]):
-                yield rows["id"].to_pylist()
-
-
-def _check_parts(folder: str | os.PathLike) -> None:
-    """Refuses parts that are incomplete or damaged, before anything is added."""
-    parts.verify(folder)
-    if next(_part_files(folder), None) is None:
-        raise InvalidInput(
-            f"{folder} has no vectors with ids: those are made by a bundle (dmljax embed BUNDLE "
-            "--images=...)"
-        )
-
-
-def _part_files(folder: str | os.PathLike) -> Iterator[pathlib.Path]:
-    for part in parts.read(folder)["folders"]:
-        for name in sorted(part["files"]):
-            if name.endswith(".parquet"):
-                yield pathlib.Path(folder) / part["folder"] / name
-
-
 def _decode(value: Any, path: str | os.PathLike, row: int) -> Any:
     if not isinstance(value, str):
         return value
@@ -183,38 +179,41 @@ def _decode(value: Any, path: str | os.PathLike, row: int) -> Any:
         return reading.json_value(value)
     except ValueError:
         raise InvalidInput(
-            f"{path}: the column 'metadata' holds text that is no JSON in row {row} (counted from "
-            "0)"
+            f"{path}: the column 'metadata' is not JSON in row {row} (counted from 0)"
         ) from None
 
 
-def _schema(path: str | os.PathLike) -> tuple[Any, str]:
-    """The schema of a file, and the name of its column of vectors."""
+def _schema(path: pathlib.Path) -> tuple[Any, str]:
+    """Returns the schema of a file, and the name of its column of vectors."""
     pa, parquet = pyarrow()
-    if not pathlib.Path(path).is_file():
+    if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file")
     try:
         schema = parquet.read_schema(path)
     except (pa.ArrowInvalid, OSError) as error:
         raise InvalidInput(f"{path} is not Parquet: {error}") from None
-    vectors = [name for name in _VECTOR_NAMES if name in schema.names]
-    if "id" not in schema.names or not vectors:
+    kinds = {field.name: field.type for field in schema}
+    name = next((name for name in _VECTOR_NAMES if name in kinds), None)
+    text, lists = (
+        (pa.types.is_string, pa.types.is_large_string),
+        (
+            pa.types.is_list,
+            pa.types.is_large_list,
+            pa.types.is_fixed_size_list,
+        ),
+    )
+    has_ids = "id" in kinds and any(test(kinds["id"]) for test in text)
+    if name is None or not has_ids or not any(test(kinds[name]) for test in lists):
+        columns = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
         raise InvalidInput(
-            f"{path} needs the columns id and vector (or embedding); it has "
-            f"{', '.join(schema.names)}"
+            f"{path} needs the columns id (text) and vector or embedding (lists of numbers); it "
+            f"has {columns}"
         )
-    kind = schema.field("id").type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise InvalidInput(f"{path}: the column 'id' is {kind}: ids are text (string)")
-    kind = schema.field(vectors[0]).type
-    tests = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
-    if not any(test(kind) for test in tests):
-        raise InvalidInput(f"{path}: the column {vectors[0]!r} is {kind}, not a list of numbers")
-    return schema, vectors[0]
+    return schema, name
 
 
 def pyarrow() -> tuple[Any, Any]:
-    """The modules pyarrow and pyarrow.parquet."""
+    """Imports pyarrow and pyarrow.parquet."""
     try:
         import pyarrow
         from pyarrow import parquet

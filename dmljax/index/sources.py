@@ -1,18 +1,11 @@
-"""Which folder of images every item of an index comes from: a note beside the items.
+"""Notes of the image file of every item: its folder, size and modification time.
 
-`images.jsonl` in the folder of a generation has a line for the folder of all items that no later
-line names, and one for every addition from another folder:
+`images.jsonl` in the folder of a generation has a line for every addition; later lines override
+earlier ones:
 
-    {"images": "/photos"}
-    {"images": "/more", "ids": ["cats/1.jpg", "cats/2.jpg"]}
+    {"images": "/photos", "stamps": {"cats/1.jpg": "52011 1764192000000000000", "cats/2.jpg": null}}
 
-Of an index that an earlier version of dmljax filled, `images.json` beside the generations names the
-folder of all items. `stamps.jsonl` has size and time of the file of every item, as they were when
-it was embedded:
-
-    {"cats/1.jpg": "52011 1764192000000000000", "cats/2.jpg": "48730 1764192000000000000"}
-
-An index on a server has no such notes.
+A stamp is null while the item is being added. An index on a server has no such notes.
 """
 
 from __future__ import annotations
@@ -23,18 +16,15 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
 
 from dmljax.files import reading
 from dmljax.files import writing as files
 from dmljax.index.folder import name_of
 
-_FILE, _OLD_FILE, _STAMPS = "images.jsonl", "images.json", "stamps.jsonl"
-
 
 def stamp(path: str | bytes) -> str | None:
-    """Size and modification time of a file; None if it cannot be read."""
+    """Returns size and modification time of a file; None if it cannot be read."""
     try:
         status = os.stat(path)
     except OSError:
@@ -46,106 +36,86 @@ class Sources:
     """The folders, or lists, of images from which the items of an index were made."""
 
     def __init__(self, place: str | os.PathLike, generation: int):
-        self._file = pathlib.Path(place) / name_of(generation) / _FILE
-        self._folder_of_id: dict[str, str] = {}
-        self.first: str | None = None  # of all items that `_folder_of_id` lacks
-        for note in _notes(self._file):
-            ids = note.get("ids")
-            if "images" not in note or not isinstance(ids, list | None):
-                continue
-            images = str(note["images"])
-            if ids is None:
-                self.first, self._folder_of_id = images, {}
-            else:
-                self._folder_of_id |= dict.fromkeys(map(str, ids), images)
-        if self.first is None:
-            try:
-                note = reading.json_value((pathlib.Path(place) / _OLD_FILE).read_bytes())
-                self.first = str(note["images"])
-            except (OSError, ValueError, KeyError, TypeError):
-                pass
+        self._file = pathlib.Path(place) / name_of(generation) / "images.jsonl"
+        self._further: dict[str, str] = {}  # folders of the items that are not of the first one
+        self.folders: list[str] = []  # all folders, the first one first
+        for folder, stamps in self._notes():
+            self._remember(folder, stamps)
+
+    def _notes(self) -> Iterator[tuple[str, dict[str, str | None]]]:
+        try:
+            lines = self._file.read_bytes().split(b"\n")
+        except OSError:
+            return
+        for line in lines:
+            # A line may be empty, or cut off by a kill.
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                note = reading.json_value(line)
+                yield str(note["images"]), dict(note["stamps"])
+
+    def _remember(self, folder: str, ids: Iterable[str]) -> None:
+        if folder not in self.folders:
+            self.folders.append(folder)
+        if folder != self.folders[0]:
+            self._further |= dict.fromkeys(ids, folder)
+        elif self._further:
+            for name in ids:
+                self._further.pop(name, None)
 
     @functools.cached_property
-    def _stamps(self) -> dict[str, Any]:
-        stamps: dict[str, Any] = {}
-        for note in _notes(self._file.with_name(_STAMPS)):
-            stamps |= note
-        return stamps
-
-    @property
-    def folders(self) -> list[str]:
-        """All folders, the first one first."""
-        return list(dict.fromkeys(filter(None, (self.first, *self._folder_of_id.values()))))
+    def _stamps(self) -> dict[str, str]:
+        return {x: stamp for _, stamps in self._notes() for x, stamp in stamps.items() if stamp}
 
     def folder_of(self, name: str) -> str | None:
-        """The folder that the item with this id comes from; None if nobody noted it."""
-        return self._folder_of_id.get(name, self.first)
+        """Returns the folder of the item with this id; None in an index without notes."""
+        return self._further.get(name, self.folders[0] if self.folders else None)
 
-    def has_other_file(self, name: str, path: str) -> bool:
-        """Whether the item with this id comes from a file that still exists and is not `path`."""
+    def stamp_of(self, name: str) -> str | None:
+        """Returns the stamp of the file that was embedded, if it was noted."""
+        return self._stamps.get(name)
+
+    def has_changed(self, name: str, stamp: str | None) -> bool:
+        """Returns whether the stamp of a file differs from the one that was embedded."""
+        return stamp is not None and self._stamps.get(name, stamp) != stamp
+
+    def has_other_file(self, name: str, path: str | bytes) -> bool:
+        """Returns whether an item comes from a file that still exists and is not `path`."""
         file = os.path.join(self.folder_of(name) or path, name)
         return os.path.exists(file) and os.path.exists(path) and not os.path.samefile(file, path)
 
     def is_of(self, images: str | os.PathLike) -> bool:
-        """Whether all items come from this folder, as far as it is noted."""
+        """Returns whether all items come from this folder."""
         return self.folders == [_absolute(images)]
 
-    def note_all(self, images: str | os.PathLike) -> None:
-        """Notes the folder of all items: the index is empty now."""
-        self.first, self._folder_of_id = _absolute(images), {}
-        _append(self._file, {"images": self.first})
+    def note(self, images: str | os.PathLike, stamps: Mapping[str, str | None]) -> None:
+        """Notes the folder and the stamps of items.
 
-    def note(self, images: str | os.PathLike, ids: Sequence[str]) -> None:
-        """Notes the folder of some items. Called before they are added.
-
-        So an item of a killed addition may have a note, but no item lacks its own one.
+        It is called with None before items are added, so that no item lacks a folder, and with
+        their stamps afterwards: if the addition is killed, a changed file is embedded again.
         """
         folder = _absolute(images)
-        if new := [name for name in ids if self.folder_of(name) != folder]:
-            self._folder_of_id |= dict.fromkeys(new, folder)
-            _append(self._file, {"images": folder, "ids": new})
-
-    def has_changed(self, name: str, stamp: str | None) -> bool:
-        """Whether the file of an item is not as it was, as far as that is noted."""
-        return stamp is not None and self._stamps.get(name, stamp) != stamp
-
-    def note_stamps(self, stamps: Mapping[str, str | None]) -> None:
-        """Notes size and time of the files of items. Called after they are added.
-
-        So a changed file whose addition was killed is embedded again.
-        """
-        if new := {name: x for name, x in stamps.items() if x and self._stamps.get(name) != x}:
-            self._stamps |= new
-            _append(self._file.with_name(_STAMPS), new)
+        new = {
+            name: stamp
+            for name, stamp in stamps.items()
+            if self.folder_of(name) != folder or stamp not in (None, self.stamp_of(name))
+        }
+        if not new:
+            return
+        self._stamps.update({name: stamp for name, stamp in new.items() if stamp})
+        self._remember(folder, new)
+        if self._file.parent.is_dir():  # not on a server
+            line = json.dumps({"images": folder, "stamps": new}, ensure_ascii=False)
+            with self._file.open("ab") as file:
+                file.write(b"\n" + line.encode() + b"\n")  # the line before may be cut off
+                file.flush()
+                os.fsync(file.fileno())
+            files.sync(self._file.parent)
 
     def copy_to(self, other: Sources) -> None:
         """Gives the notes to the next generation of the index."""
+        other._file.unlink(missing_ok=True)
         if self._file.exists():
             shutil.copy(self._file, other._file)
-        else:
-            other._file.unlink(missing_ok=True)
-
-
-def _notes(file: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """The objects in the lines of a file, if it exists."""
-    try:
-        lines = file.read_bytes().split(b"\n")
-    except OSError:
-        return
-    for line in lines:
-        with contextlib.suppress(ValueError):  # an empty line, or a part that a killed process left
-            if isinstance(note := reading.json_value(line), dict):
-                yield note
-
-
-def _append(file: pathlib.Path, note: Mapping[str, Any]) -> None:
-    if file.parent.is_dir():  # not on a server
-        with file.open("ab") as opened:
-            # The line before may be a part of one.
-            opened.write(b"\n" + json.dumps(note, ensure_ascii=False).encode() + b"\n")
-            opened.flush()
-            os.fsync(opened.fileno())
-        files.sync(file.parent)
 
 
 def _absolute(images: str | os.PathLike) -> str:

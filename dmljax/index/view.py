@@ -1,121 +1,95 @@
-"""The rows that a search of an embedded index reads: the matrix, later rows, deletions."""
+"""The vectors that a search of an index in a folder reads: the matrix and the rows after it."""
 
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Sequence
 
 import numpy as np
 
-from dmljax.index import nearest, tuning
-from dmljax.index.codes import Codes
-from dmljax.index.graph import Graph
+from dmljax.index import nearest
 from dmljax.index.matrix import Matrix
-from dmljax.index.rows import Rows
-
-T = TypeVar("T")
+from dmljax.index.nearest import Similarity
 
 
-class Answers(list[T]):
-    """What a search returns for each query. `exact`: every item was compared with every query."""
+class _Block:
+    """Vectors with ascending row numbers, some of them deleted."""
 
-    def __init__(self, answers: Iterable[T] = (), *, exact: bool = True):
-        super().__init__(answers)
-        self.exact = exact
+    def __init__(self, rows: np.ndarray, vectors: np.ndarray):
+        self.rows, self.vectors = rows, vectors
+        self.alive = np.ones(len(rows), bool)
+
+    def find(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the positions of row numbers, and which of them exist."""
+        positions = np.searchsorted(self.rows, rows)
+        exists = positions < len(self.rows)
+        exists[exists] = self.rows[positions[exists]] == rows[exists]
+        return positions, exists
+
+    def mask(self, allowed: np.ndarray | None) -> np.ndarray | None:
+        """Returns the rows that count [n]: alive, and among the `allowed`. None means all."""
+        if allowed is None:
+            return None if self.alive.all() else self.alive
+        mask = np.zeros(len(self.rows), bool)
+        positions, exists = self.find(allowed)
+        mask[positions[exists]] = True
+        return mask & self.alive
 
 
 class View:
     """The vectors of an index as they were at change `version`."""
 
-    def __init__(self, matrix: Matrix | None, *, dimension: int, similarity: str):
+    def __init__(self, matrix: Matrix | None, *, dimension: int, similarity: Similarity):
         self._similarity = similarity
         empty = np.zeros(0, np.int64), np.zeros((0, dimension), np.float32)
         self.version = self.matrix_version = -1 if matrix is None else matrix.version
         self.last_row = 0 if matrix is None else matrix.last_row
-        self.main = Rows(*(empty if matrix is None else (matrix.rows, matrix.vectors)))
-        self.tail = Rows(*empty)
-        self.graph: Graph | Codes | None = None
+        self._main = _Block(*(empty if matrix is None else (matrix.rows, matrix.vectors)))
+        self._tail = _Block(*empty)
 
-    def append(self, rows: np.ndarray, vectors: np.ndarray) -> None:
-        """Adds rows after the last one."""
-        self.tail.append(rows, vectors)
-        self.last_row = int(rows[-1])
-
-    def delete(self, rows: np.ndarray, *, version: int) -> None:
-        """Marks rows that are deleted at a new version."""
-        if len(rows):
-            self.main.delete(rows)
-            self.tail.delete(rows)
-            if self.graph is not None:
-                self.graph.delete(rows)
+    def update(
+        self,
+        batches: Sequence[tuple[np.ndarray, np.ndarray]],
+        deleted: np.ndarray,
+        *,
+        version: int,
+    ) -> None:
+        """Adds batches of rows and vectors after the last one, and leaves out `deleted` rows."""
+        if batches:
+            tail, rows = self._tail, [rows for rows, _ in batches]
+            vectors = np.concatenate([tail.vectors, *(vectors for _, vectors in batches)])
+            self._tail = _Block(np.concatenate([tail.rows, *rows]), vectors)
+            self._tail.alive[: len(tail.rows)] = tail.alive
+            self.last_row = int(rows[-1][-1])
+        for block in (self._main, self._tail):
+            positions, exists = block.find(deleted)
+            block.alive[positions[exists]] = False
         self.version = version
 
     @property
     def behind(self) -> int:
-        """How many rows the matrix lacks or has too many."""
-        return len(self.tail.rows) + self.main.deleted
+        """The number of rows that the matrix lacks or has too many."""
+        return len(self._tail.rows) + int((~self._main.alive).sum())
 
-    def vectors_of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Vectors [n, d] of the `rows`, and whether each row exists [n]."""
-        vectors = np.zeros((len(rows), self.main.vectors.shape[1]), np.float32)
-        exists = np.zeros(len(rows), bool)
-        for block in (self.main, self.tail):
-            positions, present = block.find(rows)
-            present[present] = block.alive[positions[present]]
-            vectors[present] = block.vectors[positions[present]]
-            exists |= present
-        return vectors, exists
+    def vectors_of(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the vectors [n, d] of `rows` that exist."""
+        vectors = np.zeros((len(rows), self._main.vectors.shape[1]), np.float32)
+        for block in (self._main, self._tail):
+            positions, exists = block.find(rows)
+            vectors[exists] = block.vectors[positions[exists]]
+        return vectors
 
-    def exact(
-        self, queries: np.ndarray, k: int, *, allowed: np.ndarray | None = None, after: int = 0
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Rows and similarities of the best k of each query, among `allowed` rows after `after`."""
-        rows = [np.zeros(0, np.int64) for _ in queries]
-        vectors = [np.zeros((0, queries.shape[1]), np.float32) for _ in queries]
-        for block in (self.main, self.tail):
-            first = int(np.searchsorted(block.rows, after, side="right")) if after else 0
-            if first == len(block.rows):
-                continue
-            where = block.mask(allowed)
-            where = None if where is None else where[first:]
-            chosen = nearest.candidates(
-                queries, block.vectors[first:], k, similarity=self._similarity, where=where
-            )
-            for i, positions in enumerate(chosen):
-                rows[i] = np.concatenate([rows[i], block.rows[first + positions]])
-                vectors[i] = np.concatenate([vectors[i], block.vectors[first + positions]])
-        return [self._rank(q, r, v, k) for q, r, v in zip(queries, rows, vectors, strict=True)]
-
-    def approximate(
+    def search(
         self, queries: np.ndarray, k: int, *, allowed: np.ndarray | None = None
-    ) -> Answers[tuple[np.ndarray, np.ndarray]]:
-        """`exact`, with candidates of the graph, or of the codes, instead of the rows they hold.
-
-        Queries for which they leave fewer than k rows that match are compared with every item, and
-        so are strange ones, for which the recall is not known: see `tuning.least`.
-        """
-        graph = self.graph
-        near = None if graph is None else graph.search(queries, k, allowed=allowed)
-        if graph is None or near is None:
-            return Answers(self.exact(queries, k, allowed=allowed))
-        tails = self.exact(queries, k, allowed=allowed, after=graph.last_row)
-        least = min(k, graph.size if allowed is None else len(allowed))
-        results: list[tuple[np.ndarray, np.ndarray]] = []
-        uncertain = []
-        for i, (rows, (tail_rows, _)) in enumerate(zip(near, tails, strict=True)):
-            candidates = np.concatenate([rows, tail_rows])
-            vectors, exists = self.vectors_of(candidates)
-            results.append(self._rank(queries[i], candidates[exists], vectors[exists], k))
-            if exists.sum() < least or tuning.is_strange(results[i][1], graph.least):
-                uncertain.append(i)
-        if uncertain:
-            exact = self.exact(queries[uncertain], k, allowed=allowed)
-            for i, answer in zip(uncertain, exact, strict=True):
-                results[i] = answer
-        return Answers(results, exact=len(uncertain) == len(queries))
-
-    def _rank(
-        self, query: np.ndarray, rows: np.ndarray, vectors: np.ndarray, k: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The best k of candidates: their rows and similarities."""
-        values = nearest.similarities(query, vectors, similarity=self._similarity)
-        order = nearest.best(values, rows, k)
-        return rows[order], values[order]
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns rows and similarities of the best k of each query, among `allowed` rows."""
+        chosen: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in queries]
+        for block in (self._main, self._tail):
+            near = nearest.candidates(
+                queries, block.vectors, k, self._similarity, where=block.mask(allowed)
+            )
+            for i, positions in enumerate(near):
+                chosen[i].append((block.rows[positions], block.vectors[positions]))
+        results = []
+        for query, parts in zip(queries, chosen, strict=True):
+            rows = np.concatenate([rows for rows, _ in parts])
+            vectors = np.concatenate([vectors for _, vectors in parts])
+            results.append(nearest.best(query, rows, vectors, k, self._similarity))
+        return results

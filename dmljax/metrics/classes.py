@@ -9,9 +9,10 @@ from jaxtyping import Float, Int, Integer
 
 from dmljax import retrieval
 from dmljax.metrics.ranking import divide
-from dmljax.metrics.sides import Side, Sides, sides, unit_vectors
+from dmljax.metrics.sides import Side, Sides, sides
 from dmljax.metrics.significance import LEVEL
 from dmljax.retrieval import Embeddings, Labels
+from dmljax.vectors import unit_vectors
 
 __all__ = ["ClassTable", "Confusions", "class_table", "confusions", "density", "wilson_upper"]
 

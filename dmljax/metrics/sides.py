@@ -8,8 +8,9 @@ from jaxtyping import Float, Int, Integer
 
 from dmljax.retrieval import Embeddings, Labels
 from dmljax.retrieval.inputs import integer_labels
+from dmljax.vectors import unit_vectors
 
-__all__ = ["Side", "Sides", "in_turn", "sides", "turns", "unit_vectors"]
+__all__ = ["Side", "Sides", "in_turn", "sides", "turns"]
 
 
 class Side(NamedTuple):
@@ -31,14 +32,6 @@ class Sides(NamedTuple):
     gallery: Side
     within: bool
     classes: np.ndarray  # the label of each code
-
-
-def unit_vectors(vectors: np.ndarray) -> Float[np.ndarray, "n d"]:
-    """Each row in float32, divided by its norm; a zero row stays zero."""
-    vectors = np.asarray(vectors).astype(np.float32)
-    norms = np.sqrt(np.vecdot(vectors, vectors))
-    vectors /= np.where(norms > 0, norms, 1)[:, None]
-    return vectors
 
 
 def sides(

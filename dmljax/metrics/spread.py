@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float
 
-from dmljax.metrics.sides import unit_vectors
+from dmljax.vectors import unit_vectors
 from dmljax.retrieval import Embeddings
 
 __all__ = ["effective_rank", "participation", "rho_spectrum", "spectrum"]

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from dmljax import vectors
 from dmljax.adapt import path_of
 from dmljax.data.prepared import MARKS
 from dmljax.data.reader import Reader
@@ -18,7 +19,6 @@ from dmljax.data.splits import Split, images_of, record_name, subset
 from dmljax.files import parts, reading
 from dmljax.files.writing import atomic_writer, make_folder, write_json
 from dmljax.hints import counted
-from dmljax.index import nearest
 from dmljax.index import parquet as vector_files
 from dmljax.methods.base import Inspect
 from dmljax.report import atlas
@@ -78,7 +78,7 @@ def export(
             "--synthetic: the method of this run makes no synthetic features; dvml does, without "
             "baseline=True"
         )
-    nearest.check_prefix(prefix, run.method.prefixes, "the run")
+    vectors.check_prefix(prefix, run.method.prefixes, "the run")
     images, out = split_of(run, split), pathlib.Path(out)
     task = {"run": str(pathlib.Path(workdir).absolute()), "split": split, "step": int(state.step)}
     task |= {"dtype": dtype, "count": len(images), "overrides": list(overrides)}
@@ -177,7 +177,7 @@ def _embed(
         part = subset(images, np.arange(rows[done], rows[stop - 1] + 1))
         values = {"embeddings": evaluator.embeddings(state, part)[MAIN]}
         if "prefix" in task:
-            values["embeddings"] = nearest.prefix(values["embeddings"], task["prefix"])
+            values["embeddings"] = vectors.prefix(values["embeddings"], task["prefix"])
         if synthetic:
             key = jax.random.fold_in(jax.random.key(run.options.seed), done)
             values |= evaluator.synthetic_features(state, part, key=key)

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dmljax import metrics, retrieval
+from dmljax import metrics, retrieval, vectors
 from dmljax.data.splits import Search, Split
-from dmljax.index import nearest
 from dmljax.methods.assemble import with_backbone
 from dmljax.methods.base import Inspect, unit_vectors
 from dmljax.metrics.reports import values_of_queries
@@ -257,7 +256,7 @@ class Evaluator:
         scores = self.main_scores(main, split, clustering=clustering)
         scores |= self._part_scores(embeddings, split)
         for dim in self._run.method.prefixes:
-            values = self._ranking_scores(nearest.prefix(main, dim), split)
+            values = self._ranking_scores(vectors.prefix(main, dim), split)
             scores |= {f"{prefix_name(dim)}/{name}": value for name, value in values.items()}
         if options.refine:
             values = self._ranking_scores(self._refined(state, main, split), split)

@@ -138,13 +138,12 @@ def test_a_filter_finds_numbers_and_text_that_looks_like_one(place, capsys):
     assert found("folder=2020", "folder=true") == ["2020", "true"]
     assert found("year=2001") == ["2021"] and found('year="2001"') == []
     assert found("mixed=2020") == ["numbers", "texts"]
-    assert found("mixed>=2019") == ["numbers"] and found("mixed>=a") == []
+    assert found("mixed>=2019") == ["numbers", "texts"] and found("mixed>=a") == []
     assert found("folder>=2020", "folder<2021") == ["2020"]
     assert found("folder>=1.50", "folder<=1.50") == ["1.50"]
     assert found('folder>="2020"', 'folder<"2021"') == ["2020"]
     assert found("year>=2001", "year<2003") == ["2021", "true"]
-    with pytest.raises(ValueError, match="--where=year>=abc: 'year' has numbers and no text"):
-        found("year>=abc")
+    assert found("year>=abc") == []
     with pytest.raises(ValueError, match=r"no item has the field 'yaer'.*'year'"):
         found("yaer>=1")
 
@@ -191,13 +190,13 @@ def test_a_file_that_has_changed_is_embedded_again(images, place, tmp_path, caps
     assert "added 0 images, 9 were there already;" in capsys.readouterr().out
 
 
-def test_an_older_index_notices_what_changes_from_the_next_addition_on(images, place, capsys):
+def test_items_without_notes_get_them_from_the_next_addition(images, place, capsys):
     add = ["index", "add", place, "--bundle=ab", f"--images={images}"]
     run("index", "create", *add[2:])
-    notes = place / "generation-1" / "stamps.jsonl"
+    notes = place / "generation-1" / "images.jsonl"
     notes.unlink()
     run(*add)
-    notes.write_bytes(notes.read_bytes() + b'{"red/1')  # a process was killed here
+    notes.write_bytes(notes.read_bytes() + b'{"images": "/other", "stamps": {"red/1')  # a process was killed here
     shutil.copy(images / "blue" / "0.png", images / "red" / "0.png")
     capsys.readouterr()
     run(*add)
@@ -236,14 +235,14 @@ def test_items_whose_files_are_gone_are_removed(images, place, tmp_path, capsys)
     assert "deleted 0 items" in capsys.readouterr().out
     (tmp_path / "other").mkdir()
     other = f"--not-in={tmp_path / 'other'}"
-    with pytest.raises(ValueError, match=r"^7 of 7 items are no files .*: give all folders"):
+    with pytest.raises(ValueError, match=r"^7 of 7 items have no file in .*: give all folders"):
         run("index", "remove", place, other)
     assert run("index", "remove", place, other, f"--not-in={images}") == 0
     assert "deleted 0 items" in capsys.readouterr().out
     for words in (["a", other], []):
         with pytest.raises(ValueError, match="needs ids, as"):
             run("index", "remove", place, *words)
-    with pytest.raises(ValueError, match="--not-in=nowhere is no folder"):
+    with pytest.raises(ValueError, match="--not-in=nowhere is not a folder"):
         run("index", "remove", place, "--not-in=nowhere")
     with index.open(place) as store:
         assert store.count() == len(stored)
@@ -296,14 +295,8 @@ def test_looks_after_an_index(images, place, tmp_path, capsys):
     assert "items        9" in printed and "search       exact" in printed
     assert run("index", "remove", place, "red/0.png", "red/1.png") == 0
     assert "deleted 2 items" in capsys.readouterr().out
-    assert run("index", "tune", place, "--compact") == 0
+    assert run("index", "compact", place) == 0
     assert "compacted: " in capsys.readouterr().out
-    assert run("index", "tune", place, "--graph=yes") == 0
-    assert (
-        "search       approximate, recall@10 1.000 measured on 7 items" in capsys.readouterr().out
-    )
-    assert run("index", "tune", place, "--graph=no") == 0
-    assert "search       exact" in capsys.readouterr().out
     assert run("index", "list", place, "--items") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == 'blue/0.png  {"folder": "blue"}' and len(lines) == 7
@@ -323,7 +316,8 @@ def test_looks_after_an_index(images, place, tmp_path, capsys):
         for x, y in zip(next(a.scan()), next(b.scan()), strict=True):
             assert x.id == y.id and x.metadata == y.metadata
             np.testing.assert_array_equal(x.vector, y.vector)
-    (path,) = (place / "generation-1").glob("matrix-*")
+    run("index", "compact", place)
+    path = place / "generation-1" / "matrix.bin"
     path.write_bytes(b"x" * path.stat().st_size)
     assert run("index", "check", place) == 1
     assert "digest differs" in capsys.readouterr().out
@@ -344,10 +338,10 @@ def test_imports_vectors_of_other_programs(place, tmp_path, capsys):
     assert run("index", "add", place, f"--import={file}", "--replace") == 0
     for columns, message in (
         ({"id": ["a"]}, "needs the columns id and vector"),
-        ({"id": ["a"], "vector": [1.0]}, "not a list of numbers"),
+        ({"id": ["a"], "vector": [1.0]}, r"lists of numbers.*vector .double"),
         ({"id": ["a"], "vector": [[1.0, 0.0]]}, "2 dimensions"),
-        ({"id": [1], "vector": [[1.0, 0.0, 0.0]]}, "ids are text"),
-        ({"id": ["x"], "vector": [[1.0, 0.0, 0.0]], "metadata": ["{"]}, "no JSON in row 0"),
+        ({"id": [1], "vector": [[1.0, 0.0, 0.0]]}, r"columns id .text.*id .int64"),
+        ({"id": ["x"], "vector": [[1.0, 0.0, 0.0]], "metadata": ["{"]}, "not JSON in row 0"),
         ({"id": ["x", "y"], "vector": [[1.0, 0.0, 0.0], None]}, r"row 1 \(counted .* no vector"),
         # The lengths add up to two vectors of three numbers.
         (
@@ -391,7 +385,7 @@ def test_a_vector_of_another_length_is_named_by_its_row(place, tmp_path):
 
 BAD_ROWS = (
     ({"vector": [0.0, 0.0, 2.0]}, "vector number 10005 has the length 2, not 1"),
-    ({"vector": [0.0, 0.0, 0.0]}, "vector number 10005 is zero"),
+    ({"vector": [0.0, 0.0, 0.0]}, "vector number 10005 has the length 0, not 1"),
     ({"id": "bad\nname"}, r"id 'bad\\nname' \(number 10005\) contains a control character"),
     ({"id": None}, r"id None \(number 10005\) is of type NoneType"),
     ({"id": "n3"}, "the id 'n3' occurs twice$"),
@@ -528,28 +522,6 @@ def test_an_index_of_another_bundle_is_refused_and_replaced(images, place, capsy
         run("index", "reindex", *words)
 
 
-def test_what_comes_first_stays_and_is_checked_before_images_are_embedded(images, place):
-    def first():
-        with index.open(place) as store:
-            return store.facts()["approximate"]["first"]
-
-    words = ["index", "create", place, "--bundle=ab", f"--images={images}"]
-    with pytest.raises(ValueError, match="first=3: a prefix has 1 to 2 of 3 numbers"):
-        run(*words, "--first=3")
-    assert not place.exists()
-    run(*words, "--first=2")
-    assert first() == 2
-    run("index", "add", place, "--bundle=ab", f"--images={images}", "--replace")
-    assert first() == 2
-    run("index", "tune", place, "--recall=0.5")
-    run("index", "reindex", place, "--bundle=cd", f"--images={images}")
-    assert first() == 2
-    with index.open(place) as store:
-        assert store.facts()["approximate"]["wanted"] == 0.5
-    run("index", "reindex", place, "--bundle=ef", f"--images={images}", "--first=bits")
-    assert first() == "bits"
-
-
 def test_a_new_index_that_lacks_items_replaces_the_old_one_only_if_asked(images, place, capsys):
     run("index", "create", place, "--bundle=ab", f"--images={images}")
     for name in ("0.png", "1.png"):
@@ -607,7 +579,7 @@ def test_an_interrupted_reindex_is_continued_only_with_the_same_images(
     kept = np.eye(3, dtype=np.float32)[:2]
     with index.reindex(place, model="cd" * 32, dimension=3) as store:
         if folder != "unknown":
-            sources.Sources(place, 2).note_all(tmp_path / folder)
+            sources.Sources(place, 2).note(tmp_path / folder, {"red/0.png": None})
         store.add(["red/0.png", "gone.png"], kept)
     run("index", "reindex", place, "--bundle=cd", f"--images={images}")
     with index.open(place, model="cd" * 32) as store:
@@ -629,31 +601,6 @@ def test_a_reindex_of_vectors_is_run_again_after_a_kill(images, place, tmp_path)
             np.testing.assert_array_equal(x.vector, y.vector)
     shown = pictures.Pictures(None, sources.Sources(place, 2))
     assert shown.read("red/0.png") == (images / "red/0.png").read_bytes()
-
-
-def test_the_form_without_verbs_warns_and_still_works(images, place, tmp_path, capsys, caplog):
-    old = ["index", "ab", f"--images={images}", f"--out={place}"]
-    assert run(*old) == 0 and "added 9 images;" in capsys.readouterr().out
-    assert f"verbs now, and the next version needs them: dmljax index create {place}" in caplog.text
-    with pytest.raises(index.OtherModel):
-        run("index", "cd", *old[2:])
-    assert run("index", "cd", *old[2:], "--reindex") == 0
-    assert "now has 9 items; it had 9" in capsys.readouterr().out
-    file, copy = tmp_path / "photos.parquet", tmp_path / "copy.index"
-    words = ["--delete=red/0.png", "--delete=red/1.png", "--compact", f"--export={file}", "--check"]
-    assert run("index", place, *words) == 0
-    printed = capsys.readouterr().out
-    for text in ("deleted 2 items", "compacted", f"wrote {file}: 7 items", "ok: 7 items"):
-        assert text in printed
-    assert run("index", copy, f"--import={file}") == 0
-    assert run("index", copy) == 0 and "items        7" in capsys.readouterr().out
-    for words, message in (
-        (old[:3], "--out=INDEX is needed"),
-        ([*old, "--check"], "commands of their own"),
-        (["index", tmp_path / "no.index"], "no verb"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            run(*words)
 
 
 def test_every_item_is_shown_by_the_file_that_it_was_made_from(images, place, tmp_path):
@@ -684,8 +631,8 @@ def test_every_item_is_shown_by_the_file_that_it_was_made_from(images, place, tm
     run(*add, f"--images={images}", "--replace")
     assert shown("red/0.png") == old and shown("red/9.png")
     with (place / "generation-1" / "images.jsonl").open("a") as file:
-        file.write('{"images": "/other", "ids": 5}\n')  # no such line is ever written
-        file.write('{"images": "/other", "ids": ["red/0')  # a process was killed here
+        file.write('{"images": "/other", "stamps": 5}\n')  # no such line is ever written
+        file.write('{"images": "/other", "stamps": {"red/0')  # a process was killed here
     run(*add, f"--images={more}", "--replace")
     assert shown("red/0.png") == new
     images.rename(tmp_path / "away")
@@ -719,19 +666,6 @@ def test_an_image_whose_id_is_that_of_another_folder_is_named(images, place, tmp
     assert "added 0 images, 9 were there already" in capsys.readouterr().out
 
 
-def test_the_pictures_of_an_older_index_are_those_of_its_folder(images, place, tmp_path):
-    run("index", "create", place, "--bundle=ab", f"--images={images}")
-    (place / "generation-1" / "images.jsonl").unlink()
-    (place / "images.json").write_text(json.dumps({"images": str(images)}))
-    (tmp_path / "more" / "red").mkdir(parents=True)
-    for name in ("red/0.png", "red/9.png"):
-        shutil.copy(images / "blue" / "0.png", tmp_path / "more" / name)
-    run("index", "add", place, "--bundle=ab", f"--images={tmp_path / 'more'}")
-    paths = pictures.Pictures(None, sources.Sources(place, 1))
-    assert paths.read("red/0.png") == (images / "red/0.png").read_bytes()
-    assert paths.read("red/9.png") == (images / "blue/0.png").read_bytes()
-
-
 def test_a_list_of_images_is_indexed(images, place, tmp_path, capsys):
     paths = sorted(path.relative_to(tmp_path).as_posix() for path in images.rglob("*.png"))
     columns = {"id": [f"n{i}" for i in range(8)] + ["n0"], "path": paths}
@@ -760,7 +694,7 @@ def test_columns_of_a_list_are_metadata(images, place, tmp_path, capsys):
     parquet.write_table(pa.table(columns), file)
     words = ["index", "create", place, "--bundle=ab", f"--images={file}"]
     assert run(*words) == 0
-    assert "so no metadata: tags\n" in capsys.readouterr().err
+    assert "so not metadata: tags\n" in capsys.readouterr().err
     with index.open(place) as store:
         stored = {item.id: item.metadata for items in store.scan() for item in items}
     assert stored == {
@@ -790,7 +724,7 @@ def test_errors_are_one_line_and_leave_nothing(images, place, tmp_path):
     (tmp_path / "empty").mkdir()
     make = ["index", "create", place, "--bundle=ab"]
     for words, message in (
-        (["index"], "needs a verb: create, add"),
+        (["index"], "needs a verb.*create"),
         (["index", "crate", place], "no verb 'crate': did you mean 'create'"),
         (["index", "create"], "needs an index"),
         (["index", "create", place, f"--images={images}"], "--bundle=BUNDLE is needed"),
@@ -800,7 +734,7 @@ def test_errors_are_one_line_and_leave_nothing(images, place, tmp_path):
         (["index", "add", *make[2:], f"--images={images}"], "does not exist"),
         (["index", "add", "s3://x", "--bundle=ab", f"--images={images}"], "choose a folder, or"),
         (make, "either --images=FOLDER, or"),
-        ([*make, f"--images={images}", "--compact"], "--compact does not belong to .*index create"),
+        ([*make, f"--images={images}", "--items"], "--items does not belong to .*index create"),
         ([*make, f"--images={images}", "--drop-missing"], "--drop-missing does not belong"),
         ([*make, f"--images={images}", "more"], "'more' is not known"),
         (["index", "list", place], "does not exist"),
@@ -843,4 +777,4 @@ def test_a_file_in_a_missing_folder_is_named(place):
 def test_the_console_prints_one_line(tmp_path):
     done = command("search", "--index=none.index", "--id=x", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == "error: none.index does not exist: it is no index of dmljax\n"
+    assert done.stderr == "error: none.index does not exist: it is not an index of dmljax\n"

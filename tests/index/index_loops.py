@@ -67,7 +67,8 @@ def matches(metadata, where):
 
 def _matches(value, wanted):
     if isinstance(wanted, dict):
-        return all(_in_range(value, operator, bound) for operator, bound in wanted.items())
+        relations = [(x, b if isinstance(b, list) else [b]) for x, b in wanted.items()]
+        return all(any(_in_range(value, x, bound) for bound in bounds) for x, bounds in relations)
     values = wanted if isinstance(wanted, list) else [wanted]
     return any(_kind(value) == _kind(other) and value == other for other in values)
 

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmljax.index import nearest
+from dmljax.index.nearest import SIMILARITIES
 
 
 def _loop(query, vectors, k, similarity, where):
@@ -25,7 +26,7 @@ def _loop(query, vectors, k, similarity, where):
 @settings(deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    similarity=st.sampled_from(nearest.SIMILARITIES),
+    similarity=st.sampled_from([*SIMILARITIES]),
     count=st.integers(1, 700),
     queries=st.integers(1, 6),
     k=st.integers(1, 20),
@@ -45,14 +46,14 @@ def test_the_best_are_among_the_candidates(
     x[: count // 3] = x[0]  # equal vectors
     vectors, asked = x[:count], x[count:]
     where = rng.random(count) < rng.choice([0.05, 0.9]) if masked else None
-    candidates = nearest.candidates(asked, vectors, k, similarity=similarity, where=where)
-    for query, places in zip(asked, candidates, strict=True):
-        values = nearest.similarities(query, vectors[places], similarity=similarity)
-        order = nearest.best(values, places, k)
-        assert places[order].tolist() == _loop(query, vectors, k, similarity, where)
+    record = SIMILARITIES[similarity]
+    candidates = nearest.candidates(asked, vectors, k, record, where=where)
+    for query, rows in zip(asked, candidates, strict=True):
+        best, _ = nearest.best(query, rows, vectors[rows], k, record)
+        assert best.tolist() == _loop(query, vectors, k, similarity, where)
 
 
-@pytest.mark.parametrize("similarity", nearest.SIMILARITIES)
+@pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_rows_that_float32_cannot_tell_apart_are_not_all_kept(similarity):
     """Many rows, nearly equal ones, in several blocks: few candidates and the right ones."""
     rng = np.random.default_rng(0)
@@ -60,9 +61,9 @@ def test_rows_that_float32_cannot_tell_apart_are_not_all_kept(similarity):
     x = x / np.linalg.norm(x, axis=1, keepdims=True)
     vectors = x.astype(np.float32)
     query = vectors[77_777:77_778]
-    (places,) = nearest.candidates(query, vectors, 10, similarity=similarity)
-    assert len(places) < 10_000
-    values = nearest.similarities(query[0], vectors, similarity=similarity)
-    expected = nearest.best(values, np.arange(len(vectors)), 10)
-    values = nearest.similarities(query[0], vectors[places], similarity=similarity)
-    assert places[nearest.best(values, places, 10)].tolist() == expected.tolist()
+    record = SIMILARITIES[similarity]
+    (rows,) = nearest.candidates(query, vectors, 10, record)
+    assert len(rows) < 10_000
+    expected, _ = nearest.best(query[0], np.arange(len(vectors)), vectors, 10, record)
+    found, _ = nearest.best(query[0], rows, vectors[rows], 10, record)
+    assert found.tolist() == expected.tolist()

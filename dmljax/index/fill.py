@@ -1,0 +1,329 @@
+"""Fills an index with images or vectors; repeated after an interruption, it continues.
+
+Stored ids are skipped, and images that cannot be added are named.
+"""
+
+import contextlib
+import itertools
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from absl import logging
+
+from dmljax import index as indexes
+from dmljax.hints import counted
+from dmljax.index import DuplicateId, Index, InvalidInput, inputs, parquet
+from dmljax.index.nearest import SIMILARITIES
+from dmljax.index.sources import Sources, stamp
+
+_CHUNK = 1024  # images that are added together
+_REPORT_SECONDS = 10
+_MOST_PRINTED = 10  # images that were left out
+
+
+class Image(Protocol):
+    """An image to embed: its id, its file, and further metadata."""
+
+    id: str
+    path: str | bytes
+    metadata: Mapping[str, Any]
+
+
+class Images(NamedTuple):
+    """Images in a fixed order, and how to embed them."""
+
+    place: str | os.PathLike  # their folder or list
+    count: int
+    read_fn: Callable[[range], list[Any]]  # -> list[Image]
+    embed_fn: Callable[[list[Any]], tuple[list[str], np.ndarray, list[tuple[str, str]]]]
+    """Returns ids and vectors of images, and for others the id and what is wrong with it."""
+    path_note: str = ""  # where relative paths begin
+
+
+class Options(NamedTuple):
+    """How to fill an index."""
+
+    settings: inputs.Settings | tuple[None, None, None]  # None is read from the index
+    images: Images | None = None
+    vectors: str | None = None  # a Parquet file or a folder of parts
+    replace: bool = False  # embed or import stored ids again
+
+
+def settings_of(source: str | None, bundle: Any) -> tuple[Any, Any, Any]:
+    """Returns model, dimension and similarity of a bundle and of a file of vectors."""
+    file = parquet.About(None, None, 0) if source is None else parquet.about(source)
+    if bundle is None:
+        return file.model, file.dimension, file.similarity
+    expected = bundle.digest, bundle.dimension
+    if source is not None and (file.model or bundle.digest, file.dimension) != expected:
+        raise ValueError(
+            f"{source} holds vectors of the model {file.model} with {file.dimension} dimensions, "
+            f"not of {bundle.digest} with {bundle.dimension}"
+        )
+    return bundle.digest, bundle.dimension, bundle.similarity
+
+
+def add(place: str, options: Options, *, create: bool) -> int:
+    """Adds images or vectors to an index, which `create` makes if it does not exist.
+
+    Returns 1 if images were left out, otherwise 0. After an error, an index that was created is
+    deleted, unless a repeated command continues with its items.
+    """
+    model, dimension, similarity = options.settings
+    is_new = False
+    try:
+        store = indexes.open(place, model=model, write=True)
+    except FileNotFoundError:
+        if not create:
+            raise
+        if None in options.settings:
+            raise ValueError(
+                f"{options.vectors} does not say which model made its vectors: "
+                f"dmljax index create {place} --bundle=BUNDLE --import={options.vectors}"
+            ) from None
+        store = indexes.create(place, model=model, dimension=dimension, similarity=similarity)
+        is_new = True
+    with store, _discarded_after_an_error(store if is_new else None, options) as added:
+        try:
+            return _add(store, options, None, added)
+        except InvalidInput as error:
+            if is_new or not added["items"] or _continues(options):
+                raise
+            rows = counted(added["items"], "row")
+            more = f"{rows} before it were added: the next command needs --replace"
+            raise type(error)(f"{error}; {more}") from None
+
+
+def replace(place: str, options: Options, *, drop_missing: bool) -> int:
+    """Fills an index of another model, which then replaces the present one in one step.
+
+    Unless `drop_missing`, all items of the present index must be in the new one.
+    """
+    with indexes.open(place) as previous:
+        model, dimension, similarity = options.settings
+        if previous.model == model:
+            raise ValueError(
+                f"{previous.place} holds vectors of this bundle already: dmljax index add"
+            )
+        ids = _ids(options)
+        if not drop_missing:  # before anything is embedded
+            _check_complete(previous, lambda names: [name in ids for name in names])
+        # An interrupted command is continued if it embedded the same images.
+        notes = Sources(place, previous.generation + 1)
+        continues = options.images is not None and notes.is_of(options.images.place)
+        with indexes.reindex(
+            place, model=model, dimension=dimension, similarity=similarity, continues=continues
+        ) as store:
+            for items in store.scan():
+                store.delete([item.id for item in items if item.id not in ids])
+            status = _add(store, options, previous, Counter())
+            if options.images is None:
+                Sources(place, previous.generation).copy_to(Sources(place, store.generation))
+            if previous.count() and not store.count():
+                raise ValueError(
+                    f"nothing could be added: {store.place} keeps its "
+                    f"{counted(previous.count(), 'item')} of the previous model; correct --images "
+                    "or --import and repeat the command"
+                )
+            if not drop_missing:  # some images could not be read
+                _check_complete(previous, store.contains)
+            store.switch()
+            total = counted(store.count(), "item")
+            print(f"{store.place} now has {total}; it had {previous.count():,}")
+    return status
+
+
+@contextlib.contextmanager
+def _discarded_after_an_error(new: Index | None, options: Options) -> Iterator[Counter[str]]:
+    """Deletes a new index after an error in the block; one that is continued only if it is empty.
+
+    The block counts in "items" what it has added: an index on a server stays if it has items that
+    somebody else has added meanwhile.
+    """
+    added: Counter[str] = Counter()
+    try:
+        yield added
+    except BaseException:
+        try:
+            if new is not None and new.count() == (0 if _continues(options) else added["items"]):
+                new.discard()
+        except (OSError, ValueError) as error:
+            logging.warning("%s could not be deleted, and is incomplete: %s", new.place, error)
+        raise
+
+
+def _continues(options: Options) -> bool:
+    """Returns whether a repeated command skips what is stored: images and parts, but not a file."""
+    return options.vectors is None or os.path.isdir(options.vectors)
+
+
+def _add(store: Index, options: Options, previous: Index | None, added: Counter[str]) -> int:
+    if options.images is None:
+        return _add_vectors(store, str(options.vectors), options.replace, added)
+    notes = Sources(store.place, store.generation)
+    return _add_images(store, options.images, options.replace, previous, notes)
+
+
+def _check_complete(previous: Index, contains_fn: Callable[[list[str]], list[bool]]) -> None:
+    """Refuses to replace an index by one in which some of its items are missing."""
+    place = previous.place
+    missing: list[str] = []
+    for items in previous.scan():
+        ids = [item.id for item in items]
+        missing += itertools.compress(ids, (not is_in for is_in in contains_fn(ids)))
+    if missing:
+        raise ValueError(
+            f"{counted(len(missing), 'item')} of {place} would be lost, such as {missing[0]!r}: "
+            f"{place} stays as it was. Repeat the command with images or vectors of all items, or "
+            "with --drop-missing"
+        )
+
+
+def _ids(options: Options) -> set[str]:
+    """Returns the ids of the images, or of the vectors, that are to be added."""
+    if options.images is None:
+        return {name for names in parquet.ids(str(options.vectors)) for name in names}
+    return {image.id for rows in _chunks(options.images) for image in options.images.read_fn(rows)}
+
+
+def _chunks(images: Images) -> Iterator[range]:
+    for start in range(0, images.count, _CHUNK):
+        yield range(start, min(start + _CHUNK, images.count))
+
+
+def _stored(store: Index, ids: list[str]) -> list[str]:
+    return list(itertools.compress(ids, store.contains(ids)))
+
+
+def _add_vectors(store: Index, source: str, replace: bool, added: Counter[str]) -> int:
+    """Adds the rows of a file or of parts. Errors name the file and the row."""
+    skipped = row = 0
+    are_parts = os.path.isdir(source)
+    ids_so_far: set[str] = set()
+    for ids, vectors, metadata in parquet.read(source):
+        try:
+            inputs.check_ids(ids, first=row)
+            similarity = SIMILARITIES[store.similarity]
+            inputs.check_vectors(vectors, store.dimension, similarity, first=row)
+            inputs.check_metadata(metadata, len(ids), first=row)
+        except InvalidInput as error:
+            raise type(error)(f"{source}, rows counted from 0: {error}") from None
+        row += len(ids)
+        if not are_parts and (twice := ids_so_far.intersection(ids)):
+            raise DuplicateId(f"{source}: the id {inputs.names(list(twice))} occurs twice")
+        ids_so_far.update(ids)
+        stored = set() if replace else set(_stored(store, ids))
+        if stored and not are_parts:
+            raise DuplicateId(
+                f"{source}: {store.place} has an item with the id {inputs.names(sorted(stored))} "
+                "already: leave these rows out, or repeat the command with --replace"
+            )
+        skipped += len(stored)
+        new = [i for i, name in enumerate(ids) if name not in stored]
+        if new:
+            names = [ids[i] for i in new]
+            store.add(names, vectors[new], [metadata[i] for i in new], replace=replace)
+        added["items"] += len(new)
+    _report(store, added["items"], "vector", skipped)
+    return 0
+
+
+def _report(store: Index, count: int, noun: str, skipped: int, changed: int = 0) -> None:
+    more = f", embedded {counted(changed, f'changed {noun}')} again" if changed else ""
+    more += f", {skipped:,} were there already" if skipped else ""
+    holder = f"the index that is to replace {store.place}" if store.superseded else store.place
+    total = counted(store.count(), "item")
+    print(f"added {counted(count, noun)}{more}; {holder} has {total}")
+
+
+def _add_images(
+    store: Index, images: Images, replace: bool, previous: Index | None, notes: Sources
+) -> int:
+    """Embeds images and adds them, a chunk at a time."""
+    left_out: list[str] = []
+    ids_so_far: set[str] = set()
+    added = skipped = again = stale = 0
+    start = reported = time.monotonic()
+    for rows in _chunks(images):
+        chunk = [x for x in images.read_fn(rows) if _is_valid(x, ids_so_far, left_out)]
+        stored = set(_stored(store, [image.id for image in chunk]))
+        stamps = {image.id: stamp(image.path) for image in chunk}  # before it is read
+        if not replace:
+            others = [x for x in chunk if x.id in stored and notes.has_other_file(x.id, x.path)]
+            for image in others:
+                folder = notes.folder_of(image.id)
+                left_out.append(f"{image.path}: an image of {folder} has the same id, {image.id}")
+                del stamps[image.id]
+            changed = {name for name, stamp in stamps.items() if notes.has_changed(name, stamp)}
+            chunk = [x for x in chunk if x.id in changed or x.id not in stored]
+            skipped += len(stamps) - len(chunk)
+        ids, vectors, problems = images.embed_fn(chunk)
+        left_out += [x if name in x else f"{name}: {x}" for name, x in problems]
+        if ids:
+            notes.note(images.place, dict.fromkeys(ids))
+            columns = {image.id: image.metadata for image in chunk}
+            store.add(ids, vectors, _metadata(ids, columns, store, previous), replace=True)
+        for name, _ in problems:
+            del stamps[name]
+            stale += name in stored
+        for name in stored.difference(ids):  # what was skipped keeps its note
+            if notes.stamp_of(name):
+                stamps.pop(name, None)
+        notes.note(images.place, stamps)
+        again += 0 if replace else sum(name in stored for name in ids)
+        added += len(ids)
+        if time.monotonic() - reported > _REPORT_SECONDS:
+            reported = time.monotonic()
+            rate = f"{rows.stop / (reported - start):.0f} a second"
+            print(f"{rows.stop:,} of {images.count:,} images, {rate}", file=sys.stderr)
+    _report(store, added - again, "image", skipped, again)
+    for problem in left_out[:_MOST_PRINTED]:
+        print(f"left out: {problem}", file=sys.stderr)
+    if left_out:
+        note = f" ({images.path_note})" if images.path_note else ""
+        print(f"{counted(len(left_out), 'image')} left out{note}", file=sys.stderr)
+    if stale:
+        print(
+            f"the index keeps the old vectors of {stale:,} of them, until `dmljax index remove`",
+            file=sys.stderr,
+        )
+    return 1 if left_out else 0
+
+
+def _is_valid(image: Image, ids_so_far: set[str], left_out: list[str]) -> bool:
+    """Returns whether an image can be added under its id; if not, `left_out` gets the reason."""
+    try:
+        inputs.check_ids([image.id])
+        inputs.check_metadata([dict(image.metadata)], 1)
+    except InvalidInput as error:
+        left_out.append(str(error).replace("metadata of number 0", f"{image.path}: its metadata"))
+        return False
+    if image.id in ids_so_far:
+        left_out.append(f"{image.path}: another image has the same id, {image.id}")
+        return False
+    ids_so_far.add(image.id)
+    return True
+
+
+def metadata_of(name: str, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the metadata of an image: the folder in its id, and the columns of a list."""
+    return {"folder": name.rpartition("/")[0], **columns}
+
+
+def _metadata(
+    ids: list[str],
+    columns: Mapping[str, Mapping[str, Any]],
+    store: Index,
+    previous: Index | None,
+) -> list[dict[str, Any]]:
+    """Returns the metadata of images: the folder, or the stored metadata; columns override both."""
+    metadata = {name: metadata_of(name, {}) for name in ids}
+    for index in (previous, store):
+        if index is not None:
+            metadata |= {item.id: item.metadata for item in index.get(_stored(index, ids))}
+    return [{**metadata[name], **columns[name]} for name in ids]
