@@ -31,8 +31,9 @@ from dmljax.bundle.loading import Bundle, load
 from dmljax.data import locate
 from dmljax.files import cores, image_formats, parts, reading
 from dmljax.files import writing as files
-from dmljax.index import inputs, nearest
+from dmljax.index import inputs
 from dmljax.index import parquet as vector_files
+from dmljax.vectors import prefix as first_numbers
 
 CHUNK = 16_384
 LEFT_OUT = "left_out.jsonl"
@@ -213,7 +214,7 @@ def embed(
                         selected = collection.read_fn(chunk_rows)
                         ids, vectors, left_out = embedded(bundle, selected, chunk_rows.start, pool)
                         if prefix is not None:
-                            vectors = nearest.prefix(vectors, prefix)
+                            vectors = first_numbers(vectors, prefix)
                         by_id = {x.id: metadata_of(x.id, x.metadata) for x in selected}
                         metadata = [by_id[name] for name in ids]
                         write_chunk(path, ids, metadata, vectors, left_out, model=bundle)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dmljax.index import nearest
+from dmljax import vectors as vector_math
 
 _LEVELS = 255
 _DEVIATIONS = 4  # values of new classes lie further out than values of training classes
@@ -110,7 +110,7 @@ def _products(queries: np.ndarray, codes: np.ndarray) -> np.ndarray:
 
 def _projected(name: str, matrix: np.ndarray) -> Codec:
     def encode(x):
-        return nearest.unit_vectors(x @ matrix)
+        return vector_math.unit_vectors(x @ matrix)
 
     return Codec(
         name, 4 * matrix.shape[1], encode, lambda queries, codes: encode(queries) @ codes.T

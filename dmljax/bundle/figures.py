@@ -6,11 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dmljax import metrics
+from dmljax import metrics, vectors
 from dmljax.bundle import compression
 from dmljax.data.splits import Split
-from dmljax.index import codes as index_codes
-from dmljax.index import nearest
 from dmljax.metrics.significance import FEWEST_CLASSES, LEVEL, limits
 
 FMRS = (1e-2, 1e-3, 1e-4)
@@ -56,7 +54,7 @@ def by_prefix(
 ) -> dict[int, dict[str, dict[str, Any]]]:
     """`scores` of every prefix that is shorter than the embeddings, by its dimensions."""
     return {
-        dim: scores(nearest.prefix(embeddings, dim), split, average=average)
+        dim: scores(vectors.prefix(embeddings, dim), split, average=average)
         for dim in prefixes
         if dim < embeddings.shape[1]
     }
@@ -164,8 +162,7 @@ def compression_table(
 ) -> dict[str, dict[str, float]]:
     """R@1, MAP@R and recall@10 against float32 for every codec, on the images of `test`.
 
-    Stored vectors are compressed and queries are float32. Every image searches all others. Also of
-    the searches in two stages of an index, by bits and by `prefixes`, with 100 candidates.
+    Stored vectors are compressed and queries are float32. Every image searches all others.
     """
     codecs = compression.codecs(fitted)
     x = test.embeddings.astype(np.float32)
@@ -187,25 +184,12 @@ def compression_table(
     name = "binary, rescored by int8"
     functions[name] = rescored(similarities("binary"), similarities("int8"))
     sizes[name] = sizes["binary"] + sizes["int8"]
-    for first in ("bits", *(dim for dim in prefixes if dim < x.shape[1])):
-        name = f"{first if first == 'bits' else f'first_{first}'}, rescored by float32"
-        functions[name] = rescored(_first_stage(x, first), similarities("float32"))
-        sizes[name] = sizes["float32"] + index_codes.encoded(x[:1], first).nbytes
     exact = _nearest(functions["float32"], test.labels)
     table = {}
     for name, function in functions.items():
         near = exact if name == "float32" else _nearest(function, test.labels)
         table[name] = {"bytes": sizes[name], **_figures(near, exact, test.labels)}
     return table
-
-
-def _first_stage(x: np.ndarray, first: int | str) -> Callable[[slice], np.ndarray]:
-    """Similarities of the first stage of a search in two stages, as an index compares codes."""
-    encoded = index_codes.encoded(x, first)
-    if first != "bits":
-        return lambda rows: encoded[rows] @ encoded.T
-    signs = 2 * np.unpackbits(encoded.view(np.uint8), axis=1).astype(np.float32) - 1
-    return lambda rows: signs[rows] @ signs.T / signs.shape[1]
 
 
 def _nearest(function: Callable[[slice], np.ndarray], labels: np.ndarray) -> np.ndarray:

@@ -15,10 +15,10 @@ import jax
 import numpy as np
 from jax import export
 
+from dmljax import vectors as vector_math
 from dmljax.bundle import admission, compression, files, images, preprocessing, text
 from dmljax.bundle.errors import BadBundle, naming
 from dmljax.files import onnx_files
-from dmljax.index import nearest
 
 # A program and a checkpoint may differ by rounding: the largest difference of a coordinate of unit
 # vectors, and the smallest cosine. Accelerators round the inputs of products to ten bits.
@@ -65,7 +65,7 @@ class Bundle:
 
     def check_prefix(self, prefix: int | None) -> None:
         """Raises unless `prefix` is None or one of `prefixes`."""
-        nearest.check_prefix(prefix, self.prefixes, str(self.folder))
+        vector_math.check_prefix(prefix, self.prefixes, str(self.folder))
 
     @property
     def thresholds(self) -> dict[str, float]:
@@ -132,7 +132,7 @@ class Bundle:
         largest = self.batch_sizes[-1]
         rows = [self._run(batch[i : i + largest]) for i in range(0, len(batch), largest)]
         vectors = np.concatenate(rows)
-        return vectors if prefix is None else nearest.prefix(vectors, prefix)
+        return vectors if prefix is None else vector_math.prefix(vectors, prefix)
 
     @property
     def has_text(self) -> bool:

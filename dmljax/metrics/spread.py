@@ -3,8 +3,8 @@
 import numpy as np
 from jaxtyping import Float
 
-from dmljax.vectors import unit_vectors
 from dmljax.retrieval import Embeddings
+from dmljax.vectors import unit_vectors
 
 __all__ = ["effective_rank", "participation", "rho_spectrum", "spectrum"]
 

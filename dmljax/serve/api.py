@@ -56,7 +56,6 @@ class Options(Request):
     allow_fewer: Annotated[bool, _schema("fewer than k are no error")] | UnsetType = UNSET
     threshold: Annotated[Any, _schema("least similarity, or its name: fmr=1e-3", _NAMED)] = UNSET
     where: Annotated[Any, _schema("conditions on metadata", {"type": "object"})] = UNSET
-    exact: Annotated[bool, _schema("compare with every item")] | UnsetType = UNSET
 
 
 class SearchRequest(Options):
@@ -123,7 +122,6 @@ class Results(Struct):
     threshold: float | None
     model: str
     version: int
-    exact: bool  # every item was compared; else a graph or a first stage chose some
     k: int  # how many were asked for; a result may have fewer hits
 
 
@@ -151,8 +149,6 @@ class Deleted(Struct):
 class IndexState(Struct):
     items: int
     version: int
-    verified: int  # items whose checksums were compared since the index was opened
-    damaged: int  # of these
 
 
 class Info(Struct):

@@ -22,7 +22,6 @@ from starlette.routing import Router
 
 from dmljax.hints import NO_THRESHOLDS, hint
 from dmljax.index import Index, InvalidInput, inputs
-from dmljax.index.base import counted_by
 from dmljax.serve import api, formats
 from dmljax.serve.api import Route
 from dmljax.serve.budget import Claim
@@ -215,7 +214,7 @@ class _Handlers:
             state = None
             if index is not None:
                 counts = await self._service.on_index(_state, index)
-                state = api.IndexState(*counts, generation.verified, generation.damaged)
+                state = api.IndexState(*counts)
             return api.Info(
                 model=bundle.digest,
                 dimension=bundle.dimension,
@@ -288,8 +287,8 @@ class _Handlers:
         if isinstance(k, int) and 0 < k <= inputs.LARGEST_K:  # else the index refuses it
             size.count_hits(count * k)
 
-        def search() -> tuple[list[api.Result], int, bool]:
-            with counted_by(size.count_text):
+        def search() -> tuple[list[api.Result], int]:
+            with contextlib.nullcontext():
                 if vectors is None:
                     results = index.search_ids(ids, **arguments)
                 else:
@@ -298,14 +297,13 @@ class _Handlers:
                 [api.Hit(x.id, float(x.similarity), x.metadata, x.id in pictures) for x in hits]
                 for hits in results
             ]
-            exact = results.exact
-            return [api.Result(bool(hits), hits) for hits in answers], index.version, exact
+            return [api.Result(bool(hits), hits) for hits in answers], index.version
 
-        results, version, exact = await self._service.on_index(
+        results, version = await self._service.on_index(
             search, client=call.claim.client, work=count
         )
         self._service.metrics.search_seconds.observe(time.perf_counter() - start)
-        return api.Results(results, threshold, generation.bundle.digest, version, exact, k)
+        return api.Results(results, threshold, generation.bundle.digest, version, k)
 
     async def items(self, call: _Call) -> api.Items:
         options = call.options
@@ -325,8 +323,7 @@ class _Handlers:
             def read() -> list[Any]:
                 if options.id is UNSET:
                     return _some(index, count, options.seed, size)
-                repeated = len(options.id) / len(set(options.id))
-                with counted_by(lambda n: size.count_text(int(n * repeated))):
+                with contextlib.nullcontext():
                     return index.get(options.id)
 
             items = await self._service.on_index(read, client=call.claim.client)
@@ -472,7 +469,7 @@ def _some(index: Index, limit: int, seed: int, size: _Size) -> list[Any]:
     else:  # random vectors with the mean and the deviation of the first items
         first = np.stack([item.vector for item in next(iter(index.scan(_SCANNED)))])
         vectors = first.mean(axis=0) + first.std(axis=0) * vectors
-    with counted_by(size.count_text):
+    with contextlib.nullcontext():
         hits = index.search(vectors, 1, allow_fewer=True)
     return index.get(list(dict.fromkeys(hit.id for row in hits for hit in row)))
 

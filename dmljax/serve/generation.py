@@ -91,9 +91,6 @@ class Generation:
     index_signature: Any
     requests: int = 0
     retired: bool = False
-    verified: int = 0  # items whose checksums were compared
-    verified_to: int | None = 0  # the row of the last one; None when all were
-    damaged: int = 0
 
     @property
     def bundle(self) -> bundles.Bundle:
@@ -188,7 +185,6 @@ class Service:
         gc.freeze()
         self._tasks.append(asyncio.create_task(self._watch()))
         self._tasks.append(asyncio.create_task(self._trim()))
-        self._tasks.append(asyncio.create_task(self._verify()))
 
     async def stop(self) -> None:
         """Closes everything; all requests have ended."""
@@ -285,26 +281,6 @@ class Service:
                 await self.reload(asked=asked)
             except Exception as error:
                 _log.error("reload: %s", error, exc_info=error)
-
-    async def _verify(self) -> None:
-        """Compares the checksums of the stored items, slowly, each once after it was opened.
-
-        So damage is in the log before somebody asks for the item.
-        """
-        while True:
-            with self.use() as generation:
-                index, after = generation.index, generation.verified_to
-                if index is not None and after is not None:
-                    try:
-                        rows, problems = await self.on_index(index.verify, after)
-                    except (OSError, ValueError) as error:
-                        rows, problems = [], [str(error)]
-                    generation.verified_to = rows[-1] if rows else None
-                    generation.verified += len(rows)
-                    generation.damaged += len(problems)
-                    for problem in problems:
-                        _log.error("the index is damaged: %s", problem)
-            await asyncio.sleep(_VERIFY_SECONDS)
 
     async def reload(self, *, asked: bool) -> None:
         """Switches to a new bundle or index, if there is one."""
@@ -502,5 +478,5 @@ def _warm(index: indexes.Index) -> None:
     if index.count():
         vector = np.zeros((1, index.dimension), np.float32)
         vector[0, 0] = 1
-        with contextlib.suppress(indexes.Damaged):  # of one item: `_verify` names it
+        with contextlib.suppress(indexes.Damaged):  # of one item: its reader is told
             index.search(vector, 1, allow_fewer=True)

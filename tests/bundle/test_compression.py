@@ -6,7 +6,6 @@ import pytest
 from dmljax import bundle, metrics
 from dmljax.bundle import compression, figures
 from dmljax.data.splits import Split
-from dmljax.index import codes as index_codes
 
 RNG = np.random.default_rng(0)
 
@@ -190,27 +189,3 @@ def test_a_bundle_has_codecs(bundle_folder):
     np.testing.assert_allclose(
         codec.similarities(vectors, codec.encode(vectors)), vectors @ vectors.T, atol=1e-3
     )
-
-
-@pytest.mark.parametrize("first", ["bits", 4])
-def test_a_search_in_two_stages_rescores_a_hundred_candidates(first):
-    x, labels = _vectors(classes=40, each=8, seed=3)
-    fitted, exact, n = compression.fit(x), x @ x.T, len(x)
-    codes = index_codes.encoded(x, first)
-    if first == "bits":
-        rough = [[-sum(int(w).bit_count() for w in a ^ b) for b in codes] for a in codes]
-    else:
-        rough = [[float(a @ b) for b in codes] for a in codes]
-    common = []
-    for i in range(n):
-        others = [j for j in range(n) if j != i]
-        candidates = sorted(others, key=lambda j, i=i: -rough[i][j])[:100]
-        best = sorted(candidates, key=lambda j, i=i: -exact[i, j])[:10]
-        nearest = sorted(others, key=lambda j, i=i: -exact[i, j])[:10]
-        common.append(len(set(best) & set(nearest)) / 10)
-    table = figures.compression_table(fitted, figures.Labeled(x, labels), (4,))
-    name = "bits" if first == "bits" else "first_4"
-    row = table[f"{name}, rescored by float32"]
-    # Codes may be equal: which of them is a candidate is not said.
-    assert row["recall@10"] == pytest.approx(np.mean(common), abs=0.01) and row["recall@10"] > 0.7
-    assert row["bytes"] == 64 + (8 if first == "bits" else 16)

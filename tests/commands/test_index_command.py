@@ -196,7 +196,9 @@ def test_items_without_notes_get_them_from_the_next_addition(images, place, caps
     notes = place / "generation-1" / "images.jsonl"
     notes.unlink()
     run(*add)
-    notes.write_bytes(notes.read_bytes() + b'{"images": "/other", "stamps": {"red/1')  # a process was killed here
+    notes.write_bytes(
+        notes.read_bytes() + b'{"images": "/other", "stamps": {"red/1'
+    )  # a process was killed here
     shutil.copy(images / "blue" / "0.png", images / "red" / "0.png")
     capsys.readouterr()
     run(*add)

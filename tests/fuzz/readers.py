@@ -110,7 +110,7 @@ def _index(folder):
         vectors = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         store.add([f"i{i}" for i in range(40)], vectors, [{"n": i} for i in range(40)])
-        store.build(approximate=True)
+        store.compact()
 
 
 def _read_index(path):

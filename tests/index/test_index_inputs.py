@@ -203,7 +203,10 @@ SEARCHES = {
     "NaN": ({"where": {"year": float("nan")}}, "compared with nan"),
     "large": ({"where": {"year": 2**63}}, "beyond 64 bits"),
     "surrogate": ({"where": {"color": "\ud800"}}, "text that no item can have"),
-    "threshold": ({"threshold": 1.5}, "threshold=1.5: choose a number from -1 to 1, because the similarity of this index is"),
+    "threshold": (
+        {"threshold": 1.5},
+        "threshold=1.5: choose a number from -1 to 1, because the similarity of this index is",
+    ),
     "threshold NaN": ({"threshold": float("nan")}, "threshold=nan"),
     "threshold of another type": ({"threshold": "fmr=1e-3"}, "choose a number from"),
 }

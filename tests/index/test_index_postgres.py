@@ -1,6 +1,5 @@
 """PostgreSQL: servers that go away, missing rights and extensions, several writers, filters."""
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -131,7 +130,7 @@ for i in range(5000):
 
 
 def test_an_hnsw_index_belongs_to_the_database(server, place):
-    """Nothing here makes or tunes it: searches use it where the planner does, and `facts` says so."""
+    """Nothing here makes or tunes it: searches use it where the planner does."""
     rng, naive = np.random.default_rng(0), NaiveIndex()
     vectors, ids = unit_vectors(rng, 1500, DIMENSION), [str(i) for i in range(1500)]
     queries, table = unit_vectors(rng, 20, DIMENSION), place.rpartition("=")[2]

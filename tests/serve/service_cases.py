@@ -63,7 +63,7 @@ def indexed(bundle: pathlib.Path, folder: pathlib.Path, count: int = 20) -> path
         place, model=model.digest, dimension=model.dimension, similarity=model.similarity
     ) as index:
         index.add(ids, vectors, metadata)
-    Sources(place, 1).note_all(images)
+    Sources(place, 1).note(images, {"": None})
     return place
 
 
