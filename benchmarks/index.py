@@ -2,7 +2,7 @@
 
 `python benchmarks/index.py --items=1000000` prints one table; faiss needs the extra `bench`.
 Vectors are clustered unit vectors; queries come from the same clusters and are asked one at a time.
-Every engine runs in a process of its own. Memory is that of the process without pages of mapped
+Every engine runs in its own process. Memory is that of the process without pages of mapped
 files.
 """
 

@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     # argparse leaves words after a flag among the extras.
     verb, words = arguments.verb, [*arguments.words, *extras]
     if verb not in _VERBS:
-        problem = "needs a verb." if verb is None else f"has no verb {verb!r}"
+        problem = "needs a verb." if verb is None else f"does not know the verb {verb!r}"
         raise ValueError(f"index {problem}{hint(verb or '', _VERBS)} (dmljax index --help)")
     run_fn, flags = _VERBS[verb]
     for name, value in vars(arguments).items():

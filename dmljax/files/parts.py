@@ -39,7 +39,7 @@ class Shard:
         return f"part-{self.index}-of-{self.count}"
 
     def rows(self, total: int) -> range:
-        """The rows `[index total / count, (index + 1) total / count)` of `total`."""
+        """Returns the rows `[index total / count, (index + 1) total / count)` of `total`."""
         return range(
             self.index * total // self.count,
             (self.index + 1) * total // self.count,
@@ -47,7 +47,7 @@ class Shard:
 
 
 def parse(text: str, *, flag: str = "--shard") -> Shard:
-    """The shard that `text`, such as '3/8', names.
+    """Parses a shard such as '3/8'.
 
     >>> parse("3/8").rows(100)
     range(37, 50)
@@ -65,7 +65,7 @@ def parse(text: str, *, flag: str = "--shard") -> Shard:
 def claimed(
     out: str | os.PathLike, shard: Shard, task: Mapping[str, Any]
 ) -> Iterator[pathlib.Path]:
-    """The folder of a part, which no other process writes until the block ends.
+    """Locks a part until the block ends, and yields its folder.
 
     `task` is JSON: what all parts have in common, such as the digest of the model. `out` must be
     new or empty, or begun with the same number of parts and the same task.
@@ -113,11 +113,11 @@ def _common(out: pathlib.Path) -> dict[str, Any]:
     try:
         return reading.json_file(out / _SHARDS)
     except FileNotFoundError:
-        raise FileNotFoundError(f"{out} has no {_SHARDS}: it is no folder of parts") from None
+        raise FileNotFoundError(f"{out} lacks {_SHARDS}: it is not a folder of parts") from None
 
 
 def is_complete(folder: pathlib.Path) -> bool:
-    """Whether the part in `folder`, which `claimed` gave, needs no more work."""
+    """Returns whether the part in `folder`, which `claimed` gave, is complete."""
     return (folder / _PART).exists()
 
 
@@ -169,7 +169,7 @@ def complete(out: str | os.PathLike) -> dict[str, Any]:
 
 
 def read(out: str | os.PathLike) -> dict[str, Any]:
-    """The manifest of a folder whose parts are all complete, or an error that names the others."""
+    """Reads the manifest of a folder; raises, with their names, if parts are missing."""
     out = pathlib.Path(out)
     common = _common(out)
     if (out / _MANIFEST).exists():
@@ -189,7 +189,7 @@ def read(out: str | os.PathLike) -> dict[str, Any]:
 
 
 def verify(out: str | os.PathLike) -> dict[str, Any]:
-    """The manifest, as `read`, after comparing every file with its SHA-256."""
+    """Reads the manifest, as `read`, and compares every file with its SHA-256."""
     out, manifest = pathlib.Path(out), read(out)
     for part in manifest["folders"]:
         for name, entry in part["files"].items():

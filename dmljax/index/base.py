@@ -85,7 +85,7 @@ class Index(abc.ABC, Generic[T]):
     similarity: str  # a name in `nearest.SIMILARITIES`
 
     def __init__(self, place: str, generation: int, *, write: bool):
-        """`place` is a path or an address without a password; `generation` is counted from 1."""
+        """Sets the place, a path or an address without a password, and the generation from 1."""
         self.place, self.generation, self.writable = place, generation, write
         self._lock = threading.RLock()
         self._closed = False

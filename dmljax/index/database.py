@@ -155,7 +155,7 @@ def read_settings(connection: Connection, path: pathlib.Path) -> Row:
     """Reads the row of settings; refuses a format that this version does not read."""
     row = connection.execute("select * from settings").fetchone()
     if row is None or len(row) < 2:
-        raise Damaged(f"{path} has no settings: restore it from a backup")
+        raise Damaged(f"{path} lacks its settings: restore it from a backup")
     inputs.check_format(row[1], _FORMAT, path)
     settings = Row(*row[1:])
     types = int, str, int, str, str, int, int
@@ -231,7 +231,7 @@ def json_path(field: str) -> str:
 
 
 def condition_sql(conditions: Iterable[Condition]) -> tuple[str, list[str | int | float]]:
-    """Returns the text after `where` and its parameters: the text has no values of a caller."""
+    """Returns the text after `where`, which contains no values, and its parameters."""
     terms = ["true"]
     parameters: list[str | int | float] = []
     for field, operator, values in conditions:

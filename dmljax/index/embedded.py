@@ -25,7 +25,7 @@ from dmljax.files import writing as files
 from dmljax.index import database, folder, matrix
 from dmljax.index.base import Hit, Index, Item, State
 from dmljax.index.database import IN, one_line_errors, parameter, transaction
-from dmljax.index.errors import Damaged, InvalidInput, Superseded, Unavailable
+from dmljax.index.errors import Damaged, Superseded, Unavailable
 from dmljax.index.filters import Condition
 from dmljax.index.inputs import Settings
 from dmljax.index.nearest import SIMILARITIES
@@ -45,19 +45,15 @@ class EmbeddedIndex(Index[Connection]):
     @classmethod
     def create(cls, place: str | os.PathLike, settings: Settings) -> EmbeddedIndex:
         path = pathlib.Path(place)
-        temporary, lock = folder.create(path)
+        lock = folder.create(path)
         try:
-            _create_generation(temporary / folder.name_of(1), settings)
-            folder.point(temporary, 1)
-            if path.exists():  # rename would replace an empty folder
-                raise InvalidInput(f"{path} exists already: choose another name")
-            os.rename(temporary, path)
-            files.sync(path.parent)
+            _create_generation(path / folder.name_of(1), settings)
+            folder.point(path, 1)
+            return cls(path, 1, lock=lock)
         except BaseException:
             lock.close()
-            shutil.rmtree(temporary, ignore_errors=True)
+            folder.discard(path)
             raise
-        return cls(path, 1, lock=lock)
 
     @classmethod
     def open(cls, place: str | os.PathLike, *, write: bool) -> EmbeddedIndex:
@@ -155,11 +151,7 @@ class EmbeddedIndex(Index[Connection]):
 
     def _acknowledge(self, version: int) -> None:
         with contextlib.suppress(OSError):
-            descriptor = os.open(self._folder / "acknowledged", os.O_WRONLY | os.O_CREAT, 0o644)
-            try:
-                os.pwrite(descriptor, f"{version:020d}\n".encode(), 0)
-            finally:
-                os.close(descriptor)
+            (self._folder / "acknowledged").write_text(f"{version}\n")
 
     def _check_database(self, version: int, acknowledged: int) -> None:
         """Raises for a database from which a part was cut off, or whose -wal was deleted."""
@@ -390,12 +382,9 @@ class EmbeddedIndex(Index[Connection]):
         folder.tidy(self._path)
 
     def _discard(self) -> None:
-        temporary = folder.temporary_of(self._path)
-        os.rename(self._path, temporary)
-        files.sync(self._path.parent)
         self.writable = False  # `close` need not write the matrix
         self.close()
-        shutil.rmtree(temporary, ignore_errors=True)
+        folder.discard(self._path)
 
     def close(self) -> None:
         with self._lock:
@@ -423,7 +412,7 @@ def _create_generation(path: pathlib.Path, settings: Settings) -> None:
             shutil.rmtree(old)
     temporary.mkdir()
     database.create(temporary / "items.db", settings)
-    (temporary / "acknowledged").write_text(f"{0:020d}\n")
+    (temporary / "acknowledged").write_text("0\n")
     files.sync(temporary)
     os.rename(temporary, path)
     files.sync(path.parent)

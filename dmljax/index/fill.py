@@ -3,17 +3,15 @@
 Stored ids are skipped, and images that cannot be added are named.
 """
 
-import contextlib
 import itertools
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
-from absl import logging
 
 from dmljax import index as indexes
 from dmljax.hints import counted
@@ -26,20 +24,12 @@ _REPORT_SECONDS = 10
 _MOST_PRINTED = 10  # images that were left out
 
 
-class Image(Protocol):
-    """An image to embed: its id, its file, and further metadata."""
-
-    id: str
-    path: str | bytes
-    metadata: Mapping[str, Any]
-
-
 class Images(NamedTuple):
     """Images in a fixed order, and how to embed them."""
 
     place: str | os.PathLike  # their folder or list
     count: int
-    read_fn: Callable[[range], list[Any]]  # -> list[Image]
+    read_fn: Callable[[range], list[Any]]  # of rows: images with id, path and metadata
     embed_fn: Callable[[list[Any]], tuple[list[str], np.ndarray, list[tuple[str, str]]]]
     """Returns ids and vectors of images, and for others the id and what is wrong with it."""
     path_note: str = ""  # where relative paths begin
@@ -88,11 +78,16 @@ def add(place: str, options: Options, *, create: bool) -> int:
             ) from None
         store = indexes.create(place, model=model, dimension=dimension, similarity=similarity)
         is_new = True
-    with store, _discarded_after_an_error(store if is_new else None, options) as added:
+    added: Counter[str] = Counter()
+    resumes = options.vectors is None or os.path.isdir(options.vectors)  # it skips what is stored
+    with store:
         try:
             return _add(store, options, None, added)
-        except InvalidInput as error:
-            if is_new or not added["items"] or _continues(options):
+        except BaseException as error:
+            # An index on a server stays if somebody else has added items meanwhile.
+            if is_new and store.count() == (0 if resumes else added["items"]):
+                store.discard()
+            if is_new or resumes or not added["items"] or not isinstance(error, InvalidInput):
                 raise
             rows = counted(added["items"], "row")
             more = f"{rows} before it were added: the next command needs --replace"
@@ -136,30 +131,6 @@ def replace(place: str, options: Options, *, drop_missing: bool) -> int:
             total = counted(store.count(), "item")
             print(f"{store.place} now has {total}; it had {previous.count():,}")
     return status
-
-
-@contextlib.contextmanager
-def _discarded_after_an_error(new: Index | None, options: Options) -> Iterator[Counter[str]]:
-    """Deletes a new index after an error in the block; one that is continued only if it is empty.
-
-    The block counts in "items" what it has added: an index on a server stays if it has items that
-    somebody else has added meanwhile.
-    """
-    added: Counter[str] = Counter()
-    try:
-        yield added
-    except BaseException:
-        try:
-            if new is not None and new.count() == (0 if _continues(options) else added["items"]):
-                new.discard()
-        except (OSError, ValueError) as error:
-            logging.warning("%s could not be deleted, and is incomplete: %s", new.place, error)
-        raise
-
-
-def _continues(options: Options) -> bool:
-    """Returns whether a repeated command skips what is stored: images and parts, but not a file."""
-    return options.vectors is None or os.path.isdir(options.vectors)
 
 
 def _add(store: Index, options: Options, previous: Index | None, added: Counter[str]) -> int:
@@ -295,7 +266,7 @@ def _add_images(
     return 1 if left_out else 0
 
 
-def _is_valid(image: Image, ids_so_far: set[str], left_out: list[str]) -> bool:
+def _is_valid(image: Any, ids_so_far: set[str], left_out: list[str]) -> bool:
     """Returns whether an image can be added under its id; if not, `left_out` gets the reason."""
     try:
         inputs.check_ids([image.id])

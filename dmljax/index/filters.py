@@ -106,7 +106,7 @@ def _problem(value: Any) -> str | None:
 def from_words(words: Sequence[str]) -> dict[str, Any] | None:
     """Returns the filter of words such as `color=red`, `year>=1990`; None without words.
 
-    A word has no type: `x=1` is the number or the text, and so is a bound.
+    A word is untyped: `x=1` matches the number or the text, and so does a bound.
     """
     where: dict[str, dict[str, list[Any]]] = {}
     for word in words:

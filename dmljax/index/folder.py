@@ -9,8 +9,6 @@ photos.index/
 
 import contextlib
 import errno
-import glob
-import os
 import pathlib
 import re
 import shutil
@@ -24,6 +22,7 @@ from dmljax.index.errors import Damaged, InvalidInput, Locked, Unavailable
 
 _POINTER = "index.json"
 _FORMAT = 1
+_OWN = re.compile(r"writer\.lock|generation-.*|.*\.tmp")  # in a folder without a pointer
 
 
 def name_of(generation: int) -> str:
@@ -55,42 +54,27 @@ def locked(folder: pathlib.Path) -> Iterator[IO[str]]:
         raise
 
 
-def create(path: pathlib.Path) -> tuple[pathlib.Path, IO[str]]:
-    """Makes a locked folder next to `path`, which must not exist; a rename makes it the index."""
-    if path.is_symlink() or path.exists():
-        is_index = (path / _POINTER).exists()
-        problem = "is an index: open it, or" if is_index else f"has no {_POINTER}:"
-        raise InvalidInput(f"{path} exists already and {problem} choose another name")
-    files.make_folder(path.parent)
-    for other in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        if not _alive(other.name.split(".")[-2]):
-            shutil.rmtree(other, ignore_errors=True)
-    temporary = temporary_of(path)
-    temporary.mkdir()
-    try:
-        with locked(temporary) as lock:
-            return temporary, lock
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+def create(path: pathlib.Path) -> IO[str]:
+    """Locks the folder of a new index, which gets its pointer at last.
 
-
-def temporary_of(path: pathlib.Path) -> pathlib.Path:
-    """Returns the folder in which this process creates or deletes an index.
-
-    If the process is killed, the next `create` deletes it.
+    A folder that a killed `create` or `discard` left is used again.
     """
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    if path.is_symlink() or path.exists():
+        is_index = path.is_symlink() or not path.is_dir() or (path / _POINTER).exists()
+        if is_index or not all(_OWN.fullmatch(entry.name) for entry in path.iterdir()):
+            raise InvalidInput(f"{path} exists already: open it, or choose another name")
+    files.make_folder(path)
+    with locked(path) as lock:
+        for leftover in path.glob("generation-*"):
+            shutil.rmtree(leftover)
+        return lock
 
 
-def _alive(number: str) -> bool:
-    try:
-        os.kill(int(number), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except PermissionError:
-        pass
-    return True
+def discard(path: pathlib.Path) -> None:
+    """Deletes an index, or what a failed creation left of it."""
+    (path / _POINTER).unlink(missing_ok=True)
+    files.sync(path)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def current(folder: pathlib.Path) -> int:

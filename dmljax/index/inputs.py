@@ -14,7 +14,7 @@ from dmljax.index.errors import DuplicateId, InvalidInput, OtherModel
 from dmljax.index.nearest import SIMILARITIES, Similarity
 
 LARGEST_K = 1000
-DEFAULT_K = 10  # of `dmljax search` and the service; there, fewer items are no error
+DEFAULT_K = 10  # of `dmljax search` and the service, which also accept fewer items
 _LARGEST_DIMENSION = 16_000  # of a column of pgvector
 _ID_BYTES = 512
 _METADATA_BYTES = 64 * 1024
@@ -120,7 +120,7 @@ def check_vectors(
     if array.ndim != 2 or array.shape[1] != dimension or not len(array):
         raise InvalidInput(
             f"vectors have the shape {array.shape}: pass [n, {dimension}], one vector at least; "
-            "another dimension is that of another model"
+            "another dimension belongs to another model"
         )
     if count is not None and len(array) != count:
         raise InvalidInput(f"there are {len(array)} vectors for {count} ids")
@@ -202,7 +202,7 @@ def _problem_of_value(value: Any, depth: int) -> str | None:
 
 
 def is_unicode(text: str) -> bool:
-    """Returns whether text can be encoded: it has no half of a surrogate pair."""
+    """Returns whether text can be encoded: it lacks halves of surrogate pairs."""
     return text == text.encode(errors="ignore").decode()
 
 

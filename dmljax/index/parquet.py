@@ -91,8 +91,7 @@ def about(path: str | os.PathLike) -> About:
     file = next(_files(path), None)
     if file is None:
         raise InvalidInput(
-            f"{path} has no vectors with ids: a bundle makes them (dmljax embed BUNDLE "
-            "--images=...)"
+            f"{path} lacks vectors with ids: a bundle makes them (dmljax embed BUNDLE --images=...)"
         )
     schema, name = _schema(file)
     try:
@@ -154,21 +153,16 @@ def _files(path: str | os.PathLike) -> Iterator[pathlib.Path]:
 
 
 def _check_lengths(vectors: Any, length: int | None, row: int, column: str) -> int | None:
-    """Checks that all `vectors` have one `length`, by default the length of the first; returns it.
+    """Returns the `length` of all `vectors`, by default the first one's; raises if one differs.
 
     `row` is the number of the first vector in the file.
     """
-    is_null = vectors.is_null().to_numpy(zero_copy_only=False)
-    lengths = np.where(is_null, -1, vectors.value_lengths().fill_null(-1).to_numpy())
-    if length is None and len(lengths):
-        length = int(lengths[0])
+    lengths = vectors.value_lengths().to_numpy(zero_copy_only=False)
+    lengths = np.where(vectors.is_null().to_numpy(zero_copy_only=False), -1, lengths)
+    length = int(lengths[0]) if length is None and len(lengths) else length
     for number in np.flatnonzero((lengths != length) | (lengths < 0))[:1]:
-        count = lengths[number]
-        numbers = "no vector" if count < 0 else f"{count} numbers, not {length}"
-        raise InvalidInput(
-            f"{column} has vectors of different lengths: row {row + number} (counted from 0) has "
-            f"{numbers}"
-        )
+        numbers = "no vector" if lengths[number] < 0 else f"{lengths[number]} numbers, not {length}"
+        raise InvalidInput(f"{column}: row {row + number} (counted from 0) has {numbers}")
     return length
 
 

@@ -162,16 +162,12 @@ class _Address:
 
     def lock(self, connection: Connection, *, exclusive: bool) -> None:
         """Locks the index until the connection closes; only `reindex` needs it exclusively."""
-        function = "pg_try_advisory_lock" + ("" if exclusive else "_shared")
-        for _ in range(10):
-            row = connection.execute(
-                f"select {function}(hashtextextended(%s, 0))", (f"dmljax index {self.table}",)
-            ).fetchone()
-            if row is not None and row[0]:
-                return
-            # The session of a writer that was closed or killed a moment ago may still exist.
-            connection.execute("select pg_sleep(0.05)")
-        raise Locked(f"{self.place} is being written by another session: wait for it, or end it")
+        function = "pg_advisory_lock" + ("" if exclusive else "_shared")
+        # The session of a writer that was closed or killed a moment ago may still exist.
+        connection.execute("set lock_timeout = '500ms'")
+        name = f"dmljax index {self.table}"
+        connection.execute(f"select {function}(hashtextextended(%s, 0))", (name,))
+        connection.execute("set lock_timeout = 0")
 
 
 @contextlib.contextmanager
@@ -183,11 +179,16 @@ def _one_line_errors(place: str) -> Iterator[None]:
         text = error.diag.message_primary or str(error)
         text = " ".join(text.split())[:300]
         if isinstance(error, errors.InsufficientPrivilege):
-            text = f"the role lacks rights ({text}): let the owner of the tables grant them"
+            text = (
+                f"the role lacks rights ({text}): let the owner of the tables or the database help"
+            )
         elif isinstance(error, errors.QueryCanceled):
             text = f"the call took too long ({text}). It changed nothing"
         elif isinstance(error, errors.UndefinedTable):
             raise Superseded(f"{place}: tables are gone ({text}): open the index again") from None
+        elif isinstance(error, errors.LockNotAvailable):
+            writer = "another session: wait for it, or end it"
+            raise Locked(f"{place} is being written by {writer}") from None
         elif isinstance(error, errors.DataCorrupted | errors.IndexCorrupted):
             raise Damaged(f"{place}: {text}. Restore the database from a backup") from error
         elif isinstance(error, errors.ReadOnlySqlTransaction):
@@ -265,7 +266,7 @@ class PostgresIndex(Index[Cursor]):
     def _one(self, cursor: Cursor, text: str, parameters: tuple = ()) -> tuple:
         row = cursor.execute(self._sql(text), parameters).fetchone()
         if row is None:
-            raise Damaged(f"{self.place} has no settings: restore the table from a backup")
+            raise Damaged(f"{self.place} lacks its settings: restore the table from a backup")
         return row
 
     def _connected(self) -> Connection:
@@ -444,7 +445,7 @@ class PostgresIndex(Index[Cursor]):
 
 
 def _condition_sql(conditions: list[Condition]) -> tuple[str, list[Any]]:
-    """Returns the text after `where` and its parameters: the text has no values of a caller."""
+    """Returns the text after `where`, which contains no values, and its parameters."""
     terms, parameters = ["true"], []
     for field, operator, values in conditions:
         choices = []

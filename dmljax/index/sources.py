@@ -5,7 +5,7 @@ earlier ones:
 
     {"images": "/photos", "stamps": {"cats/1.jpg": "52011 1764192000000000000", "cats/2.jpg": null}}
 
-A stamp is null while the item is being added. An index on a server has no such notes.
+A stamp is null while the item is being added. An index on a server lacks these notes.
 """
 
 from __future__ import annotations

@@ -103,9 +103,9 @@ def child(path, seed, first, state, pipe):
 def problem_of(path, state):
     """How the index at `path` differs from a state; None if it does not."""
     if state is None:
-        return "the index exists" if path.exists() else None
-    if not path.exists():
-        return "there is no index"
+        return "the index exists" if (path / "index.json").exists() else None
+    if not (path / "index.json").exists():
+        return "the index is missing"
     model, items = state
     with index.open(path) as store:
         if store.model != MODELS[model]:
@@ -178,12 +178,9 @@ def main():
                 f"or, with it: {other}"
             )
             state, first, happened = step.after, first + 1, happened + 1
-    leftover = sorted(p.name for p in args.folder.iterdir() if p != path)
-    index.create(args.folder / "photos.index.2", model=MODELS[0], dimension=DIMENSION).close()
     print(f"{args.kills} kills, {steps} reported steps, all of them kept; in flight:")
     print(", ".join(f"{kind} {count}" for kind, count in sorted(in_flight.items())))
     print(f"of the steps in flight {happened} had happened, the others left no trace")
-    print(f"left over beside the index: {leftover}")
 
 
 if __name__ == "__main__":

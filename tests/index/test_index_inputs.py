@@ -273,7 +273,7 @@ def test_another_model_dimension_or_similarity(tmp_path, store):
 
 
 def test_create_refuses_what_exists(tmp_path):
-    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "other").mkdir(parents=True)
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     index.create(tmp_path / "photos.index", model=MODEL, dimension=8).close()
