@@ -10,24 +10,19 @@
     dmljax embed runs/cars_dvml --out=features/ --synthetic
 
 The folder gets embeddings.npy and items.safetensors: labels, and query, gallery and groups where
-the split has them; ids and class names are JSON in its metadata. If the command is
-interrupted, run it again: it continues. --format=parquet also writes embeddings.parquet, with a
-map, neighbors and images, which Embedding Atlas shows: embedding-atlas embeddings.parquet --x x
---y y --neighbors neighbors --disable-projection. --synthetic also writes, for a run of dvml,
-features.npy and reconstruction.npy (of the backbone), z_invariant.npy, z_variant.npy (a sample of
-the variation within a class) and synthetic.npy, the sum of both.
+the split has them; ids and class names are JSON in its metadata. --format=parquet also writes
+embeddings.parquet with a map, neighbors and images, for Embedding Atlas. --synthetic also writes
+the features of a run of dvml. --prefix=64 writes the first 64 numbers as unit vectors, where the
+run was trained with method.prefixes. An interrupted command continues when it is run again.
 
 --shard=I/N embeds the rows [I n/N, (I+1) n/N) into part-I-of-N/. Start N such processes anywhere;
-they do not talk to each other, and a killed one is the same command again. manifest.json says which
-parts are complete. Concatenated, they are bitwise what one process writes (docs/scale.md).
+manifest.json says which parts are complete. Concatenated, they are bitwise what one process writes
+(docs/scale.md).
 
-With a bundle, --images is a folder or a Parquet file with a column `path` (and perhaps `id`), which
-is read by row groups. The parts are Parquet files of ids, metadata and vectors, which go into an
-index by `dmljax index create photos.index --bundle=photos.bundle --import=vectors/`. Images that
-cannot be read, or whose embedding has NaN, are left out and listed in left_out.jsonl of their part;
-manifest.json counts them. --net is a published backbone without any training; its vectors fit the
-bundle of `dmljax export --net`. --prefix=64 writes the first 64 numbers as unit vectors, where the
-run was trained with method.prefixes.
+With a bundle, or with --net, a published backbone without any training, --images is a folder or a
+Parquet file with a column `path` (and perhaps `id`). The parts are then Parquet files of ids,
+metadata and vectors for `dmljax index create photos.index --bundle=... --import=vectors/`. Images
+that cannot be read, or whose embedding has NaN, are listed in left_out.jsonl of their part.
 """
 
 import argparse

@@ -21,12 +21,10 @@ embedded again or left out, and the files of --images and --import.
 """
 
 import argparse
-import functools
 import json
 import os
 import sys
-import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from dmljax import index as indexes
@@ -34,8 +32,6 @@ from dmljax.commands.parser import add_trust, refuse
 from dmljax.files import cores
 from dmljax.hints import counted, hint, shown_bytes
 from dmljax.index import fill
-
-_NamesFn = Callable[[str], dict[str, list[str]]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -142,14 +138,10 @@ def _remove(arguments: argparse.Namespace, place: str, *ids: str) -> int:
             f"`dmljax index remove {place}` needs ids, as `dmljax index list --items` shows them, "
             "or --not-in=FOLDER"
         )
-    for folder in folders or ():
-        if not os.path.isdir(folder):
-            raise ValueError(f"--not-in={folder} is not a folder")
     with indexes.open(place, write=True) as store:
         if folders:
             stored = [item.id for items in store.scan() for item in items]
-            names_fn = functools.lru_cache(maxsize=1000)(_names_by_nfc)
-            ids = tuple(x for x in stored if not any(_has_file(y, x, names_fn) for y in folders))
+            ids = tuple(_without_file(stored, folders))
             if len(ids) > len(stored) / 2 and not arguments.yes:
                 raise ValueError(
                     f"{len(ids):,} of {len(stored):,} items have no file in --not-in, such as "
@@ -161,32 +153,18 @@ def _remove(arguments: argparse.Namespace, place: str, *ids: str) -> int:
     return 0
 
 
-def _has_file(folder: str, id: str, names_fn: _NamesFn) -> bool:
-    """Returns whether the file exists. A folder that cannot be read now is an error."""
-    try:
-        os.stat(os.path.join(folder, id))
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # no path contains a zero byte
-        # Ids are in NFC, and names on the disk may be in another form: macOS writes NFD.
-        return not id.isascii() and _has_equivalent(folder, id, names_fn)
-    return True
+def _without_file(ids: list[str], folders: list[str]) -> Iterator[str]:
+    """Yields the ids that are not the path of a file below one of the folders."""
+    from dmljax.bundle import collection
 
-
-def _has_equivalent(folder: str, id: str, names_fn: _NamesFn) -> bool:
-    """Returns whether the id is the path of a file below the folder, in any normal form."""
-    name, _, rest = id.partition("/")
-    paths = [os.path.join(folder, entry) for entry in names_fn(folder).get(name, ())]
-    return any(not rest or _has_equivalent(path, rest, names_fn) for path in paths)
-
-
-def _names_by_nfc(folder: str) -> dict[str, list[str]]:
-    """Lists the files in a folder, by the normal form NFC of their names."""
-    names: dict[str, list[str]] = {}
-    try:
-        for name in os.listdir(folder):
-            names.setdefault(unicodedata.normalize("NFC", name), []).append(name)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    return names
+    for folder in folders:
+        if not os.path.isdir(folder):
+            raise ValueError(f"--not-in={folder} is not a folder")
+    # Ids are in the normal form NFC, and names on the disk may be in another one: macOS writes NFD.
+    names = {image.id for folder in folders for image in collection.images_below(folder)}
+    for name in ids:
+        if name not in names and not any(os.path.exists(os.path.join(x, name)) for x in folders):
+            yield name
 
 
 def _list(arguments: argparse.Namespace, place: str) -> int:

@@ -259,18 +259,6 @@ def test_flipped_bits_of_the_database_are_found_by_check_and_crash_nothing(tmp_p
     assert noticed >= 25  # bits in unused bytes change nothing
 
 
-def test_a_changed_vector_is_found_by_check(tmp_path):
-    place = tmp_path / "photos.index"
-    naive = filled(place)
-    path = place / "generation-1" / "items.db"
-    content = path.read_bytes()
-    vector = naive.items["7"][0].tobytes()
-    assert content.count(vector) == 1
-    path.write_bytes(content.replace(vector, naive.items["8"][0].tobytes()))
-    with index.open(place) as store:
-        assert [p for p in store.check() if "'7'" in p and "changed" in p]
-
-
 @pytest.mark.parametrize("action", ["add", "compact", "create", "lock"])
 def test_a_full_disk_changes_nothing(tmp_path, action):
     from processes import mounted  # which the processes that import this file do not find
@@ -422,20 +410,6 @@ def replaced(place, times):
         with index.reindex(place, model=OTHER, dimension=DIMENSION) as store:
             store.add([str(i) for i in range(10)], unit_vectors(np.random.default_rng(2), 10))
             store.switch()
-
-
-def test_readers_open_while_the_index_is_replaced(tmp_path):
-    place = tmp_path / "photos.index"
-    filled(place, 10)
-    code = "import sys, test_index_faults; test_index_faults.replaced(sys.argv[1], 15)"
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{HERE}"}
-    writer = subprocess.Popen([sys.executable, "-c", code, str(place)], env=environment)
-    generations = set()
-    while writer.poll() is None:
-        with index.open(place) as store:
-            assert store.count() == 10
-            generations.add(store.generation)
-    assert writer.returncode == 0 and len(generations) > 1
 
 
 @pytest.mark.parametrize("when", ["current", "name_of"])

@@ -282,14 +282,6 @@ def test_create_refuses_what_exists(tmp_path):
             index.create(tmp_path / name, model=MODEL, dimension=8)
 
 
-def test_a_closed_index_says_so(store):
-    store.close()
-    store.close()
-    for call in (store.count, store.check, lambda: store.search(UNIT[:1], 1)):
-        with pytest.raises(index.InvalidInput, match="is closed"):
-            call()
-
-
 def test_a_repeated_value_of_a_filter_counts_once():
     values = [None, 1, True, 1.0, "1", False, 0] * 1000
     (condition,) = filters.parse({"n": values})
