@@ -339,7 +339,7 @@ def test_imports_vectors_of_other_programs(place, tmp_path, capsys):
         run("index", "add", place, f"--import={file}")
     assert run("index", "add", place, f"--import={file}", "--replace") == 0
     for columns, message in (
-        ({"id": ["a"]}, "needs the columns id and vector"),
+        ({"id": ["a"]}, r"needs the columns id .text. and vector"),
         ({"id": ["a"], "vector": [1.0]}, r"lists of numbers.*vector .double"),
         ({"id": ["a"], "vector": [[1.0, 0.0]]}, "2 dimensions"),
         ({"id": [1], "vector": [[1.0, 0.0, 0.0]]}, r"columns id .text.*id .int64"),
