@@ -29,7 +29,6 @@ from dmljax.index.errors import Damaged, Superseded, Unavailable
 from dmljax.index.filters import Condition
 from dmljax.index.inputs import Settings
 from dmljax.index.nearest import SIMILARITIES
-from dmljax.index.view import View
 
 R = TypeVar("R")
 
@@ -99,7 +98,7 @@ class EmbeddedIndex(Index[Connection]):
         self._path, self._folder = path, path / folder.name_of(generation)
         self._file = self._folder / "items.db"
         self._writer_lock, self._build_lock = lock, threading.Lock()
-        self._view: View | None = None
+        self._view: matrix.View | None = None
         self._rows_of_filters: dict[str, np.ndarray] = {}
         with self._errors(), contextlib.ExitStack() as stack:
             self._open(stack)
@@ -290,7 +289,7 @@ class EmbeddedIndex(Index[Connection]):
             cache[key] = _numbers(connection.execute(statement, parameters))
         return cache[key]
 
-    def _refreshed(self, connection: Connection) -> View:
+    def _refreshed(self, connection: Connection) -> matrix.View:
         """Returns the view at the version of the present transaction."""
         view, settings = self._view, self._settings(connection)
         if view is not None and view.version == settings.version:
@@ -305,7 +304,7 @@ class EmbeddedIndex(Index[Connection]):
             elif opened is not None and opened.version > settings.version:
                 opened = None
             similarity = SIMILARITIES[self.similarity]
-            view = View(opened, dimension=self.dimension, similarity=similarity)
+            view = matrix.View(opened, dimension=self.dimension, similarity=similarity)
         batches = list(_batches(connection, view.last_row, self.dimension))
         deleted = "select row from deleted where version > ?"
         rows = _numbers(connection.execute(deleted, (view.version,)))
@@ -314,7 +313,7 @@ class EmbeddedIndex(Index[Connection]):
         self._view = view
         return view
 
-    def _outdated(self, view: View, settings: database.Row) -> bool:
+    def _outdated(self, view: matrix.View, settings: database.Row) -> bool:
         """Returns whether the matrix of a view lacks many rows, and there is a newer one."""
         lacks_much = view.behind > max(10 * _FEW, _FRACTION * settings.items)
         return lacks_much and matrix.position(self._folder)[0] > view.matrix_version

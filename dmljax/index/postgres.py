@@ -18,7 +18,7 @@ import json
 import os
 import re
 import urllib.parse
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -148,17 +148,10 @@ class _Address:
         statement = "insert into {settings} values (true, %s, %s, %s, 0, 0)"
         connection.execute(self.sql(statement, generation), settings)
 
-    def drop_generation(self, connection: Connection, generation: int) -> bool:
-        """Deletes the tables of a generation; returns whether they existed."""
-        present = self.exists(connection, f"_{generation}_settings")
-        if present:
-            connection.execute(self.sql("drop table {settings}, {items}", generation))
-        return present
-
-    def drop_generations(self, connection: Connection, *, before: int) -> None:
-        """Deletes the generations before one."""
-        while before > 1 and self.drop_generation(connection, before - 1):
-            before -= 1
+    def drop(self, connection: Connection, generations: Iterable[int]) -> None:
+        """Deletes the tables of generations, as far as they exist."""
+        for generation in generations:
+            connection.execute(self.sql("drop table if exists {settings}, {items}", generation))
 
     def lock(self, connection: Connection, *, exclusive: bool) -> None:
         """Locks the index until the connection closes; only `reindex` needs it exclusively."""
@@ -231,12 +224,12 @@ class PostgresIndex(Index[Cursor]):
             generation = address.current_generation(connection) + 1
             address.lock(connection, exclusive=True)
             with connection.transaction():
-                address.drop_generations(connection, before=generation - 1)
+                address.drop(connection, range(1, generation - 1))
                 stored = None
                 if address.exists(connection, f"_{generation}_settings"):
                     stored = connection.execute(address.sql(_SETTINGS, generation)).fetchone()
                 if stored != settings or not continues:
-                    address.drop_generation(connection, generation)
+                    address.drop(connection, [generation])
                     address.create_generation(connection, generation, settings)
         return cls(address, generation, write=True, exclusive=True)
 
@@ -390,7 +383,7 @@ class PostgresIndex(Index[Cursor]):
 
         def change(cursor: Cursor) -> int:
             if self._one(cursor, "select generation from {pointer}")[0] == self.generation:
-                self._address.drop_generations(cursor.connection, before=self.generation)
+                self._address.drop(cursor.connection, range(1, self.generation))
             return 0
 
         self._change(change)
@@ -431,8 +424,7 @@ class PostgresIndex(Index[Cursor]):
             connection = self._connected()
             self._address.lock(connection, exclusive=True)
             with connection.transaction():
-                self._address.drop_generation(connection, self.generation + 1)
-                self._address.drop_generations(connection, before=self.generation + 1)
+                self._address.drop(connection, range(1, self.generation + 2))
                 connection.execute(self._sql("drop table {pointer}"))
         self.close()
 
