@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from dmljax import ops
 from dmljax.methods.assemble import backbone_features, with_backbone
-from dmljax.methods.base import Method, SplitLoss, unit_vectors
+from dmljax.methods.base import Method, SplitLoss
 from dmljax.ops import Array, matmul
 
 _TEACHER = "teacher"
@@ -22,7 +23,7 @@ def similarity_distance(
     It distills the similarities of a net whose embeddings may have another width (Park et al., CVPR
     2019; Tung & Mori, ICCV 2019).
     """
-    x, y = unit_vectors(embeddings), unit_vectors(others)
+    x, y = ops.normalize(embeddings), ops.normalize(others)
     b = len(x)
     return jnp.square(matmul(x, x.T) - matmul(y, y.T)).sum() / max(1, b * (b - 1))
 

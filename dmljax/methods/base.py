@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from dmljax import losses, ops
+from dmljax import losses
 from dmljax.losses.combinators import check_prefixes
 from dmljax.methods.assemble import Modules
 from dmljax.ops import Array, MineFn
@@ -29,7 +29,6 @@ __all__ = [
     "accepts",
     "diagnostics",
     "split_loss",
-    "unit_vectors",
     "with_miner",
     "with_params",
     "with_prefixes",
@@ -226,8 +225,3 @@ def diagnostics(
     where = None if where is None else where[rows]
     numbers = losses.stats(embeddings[rows], labels[rows], where=where)
     return {name: jax.lax.stop_gradient(number) for name, number in numbers.items()}
-
-
-def unit_vectors(embeddings: Array) -> Array:
-    """The rows divided by their norms, in float32 or better."""
-    return ops.normalize(embeddings)

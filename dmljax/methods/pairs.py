@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import flax.linen as nn
 import jax.numpy as jnp
 
-from dmljax import losses
+from dmljax import losses, ops
 from dmljax.losses.combinators import check_prefixes
 from dmljax.methods import assemble, base
 from dmljax.nets.layers import Dense
@@ -74,7 +74,7 @@ def pairs(
 
     def embed(params, model_state, images):
         outputs, _ = encoder.apply(params, model_state, images, train=False)
-        return base.unit_vectors(outputs[loss_input]) if unit else outputs["features"]
+        return ops.normalize(outputs[loss_input]) if unit else outputs["features"]
 
     loss, split_loss = base.split_loss(encoder, criterion)
     return base.Method(init, loss, embed, split_loss, per_class=(), prefixes=tuple(prefixes))

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from dmljax import at_hand, metrics, retrieval
+from dmljax import at_hand, metrics, ops, retrieval
 from dmljax.config import registry
 from dmljax.data import image_folders, locate
 from dmljax.data.features import Cache
@@ -22,7 +22,6 @@ from dmljax.data.splits import Split
 from dmljax.data.transforms import transform as transform_lib
 from dmljax.files import image_formats, parts
 from dmljax.files.writing import make_folder, write_text
-from dmljax.methods.base import unit_vectors
 from dmljax.report import baseline, compare_page, comparison, diagnosis, page, scores_file
 from dmljax.report import facts as facts_lib
 from dmljax.report.comparison import RunComparison
@@ -164,7 +163,7 @@ def embed(
         return None
     rows = np.stack([records.rows[i] for i in range(len(images))])
     if backbone is not None:
-        rows = np.asarray(unit_vectors(rows))
+        rows = np.asarray(ops.normalize(rows))
     return Row(title, rows, store.seconds, preprocessing, license)
 
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dmljax import metrics, retrieval, vectors
+from dmljax import metrics, ops, retrieval, vectors
 from dmljax.data.splits import Search, Split
 from dmljax.methods.assemble import with_backbone
-from dmljax.methods.base import Inspect, unit_vectors
+from dmljax.methods.base import Inspect
 from dmljax.metrics.reports import values_of_queries
 from dmljax.train import features, hosts, optimizers
 from dmljax.train.devices import with_rows
@@ -209,7 +209,7 @@ class Evaluator:
         run = self._run
         variables = jax.device_put(with_backbone({}, {}, backbone), run.shards.everywhere)
         features_fn = features.features_fn(run, variables, output=run.pooled_output or "pooled")
-        to_unit = jax.jit(unit_vectors)
+        to_unit = jax.jit(ops.normalize)
         return functools.partial(self._embed, lambda images: to_unit(features_fn(images)))
 
     def synthetic_features(

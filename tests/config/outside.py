@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dmljax import adapt
+from dmljax import adapt, ops
 from dmljax.adapt.trained import Adapted
 from dmljax.data.splits import Split, Splits
 from dmljax.methods import base
@@ -71,7 +71,7 @@ def my_method(net, loss_fn, *, classes: int, mine_fn=None, scale: float = 1.0) -
     del classes
 
     def features(params, images):
-        return scale * base.unit_vectors(
+        return scale * ops.normalize(
             net.apply({"params": params["net"]}, images, train=True)["pooled"]
         )
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from dmljax import ops
 from dmljax.methods import assemble, base
 from dmljax.methods.abe import nets
 from dmljax.methods.abe.losses import divergence
@@ -137,7 +138,7 @@ def _ensemble_method(
         return module.apply(params, model_state, images, train=False)[0]
 
     def embed(params, model_state, images):
-        return base.unit_vectors(outputs_fn(params, model_state, images)["embeddings"])
+        return ops.normalize(outputs_fn(params, model_state, images)["embeddings"])
 
     def parts(params, model_state, images):
         vectors = outputs_fn(params, model_state, images)["learners"]

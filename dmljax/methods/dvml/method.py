@@ -161,7 +161,7 @@ def dvml(
         keys = [jax.random.fold_in(key, i) for i in range(4)]
         outputs, model_state = encoder.apply(params, model_state, images, train=True, key=keys[0])
         f, z_i = outputs["features"], outputs["invariant"]
-        metrics = base.diagnostics(base.unit_vectors(z_i), labels)
+        metrics = base.diagnostics(ops.normalize(z_i), labels)
 
         def metric(x, key):
             return mined_loss(x, labels, key=key, step=step)
@@ -198,7 +198,7 @@ def dvml(
 
     def embed(params, model_state, images):
         outputs, _ = encoder.apply(params, model_state, images, train=False)
-        return base.unit_vectors(outputs["invariant"])
+        return ops.normalize(outputs["invariant"])
 
     if not variational:
         return base.Method(init, loss, embed, per_class=("probe",))

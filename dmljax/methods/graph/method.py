@@ -11,6 +11,7 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 
+from dmljax import ops
 from dmljax.methods import assemble, base
 from dmljax.methods.graph.nets import Graph, GraphNetwork, MessagePassing, mlp
 from dmljax.methods.graph.refine import refine
@@ -142,7 +143,7 @@ def graph(
         return encode(params, model_state, images)["embeddings"]
 
     def parts(params, model_state, images):
-        return {"neck": base.unit_vectors(encode(params, model_state, images)["neck"])}
+        return {"neck": ops.normalize(encode(params, model_state, images)["neck"])}
 
     inspect = base.Inspect(parts=parts if neck else None)
     method = base.Method(init, loss, embed, inspect=inspect, per_class=("head/fc", "graph/fc"))
