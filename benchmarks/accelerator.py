@@ -387,7 +387,7 @@ def loop(sizes, *, data, augmented=False):
             "log_every": max(sizes["run"] // 3, 1),
             "checkpoint": {"every": sizes["run"]},  # none while the speed is measured
             "evaluate": {"clustering": False, "ks": [1], "batch_size": b},
-            "pictures": False,
+            "pictures": None,
             "runtime": {"devices": 1, "data": data},
         }
         training.run(config, f"{folder}/run")
@@ -622,8 +622,8 @@ def deterministic(sizes):
             command += [f"--config.dataset={data}"]
             command += [f"--config.net={{'name': {net!r}, 'dtype': 'bfloat16'}}"]
             command += [f"--config.steps={sizes['run']}", "--config.log_every=1"]
-            command += ["--config.pictures=False", "--config.runtime.deterministic=True"]
-            command += ["--config.evaluate.clustering=False"]
+            command += ["--config.pictures=None", "--config.runtime.deterministic=True"]
+            command += ["--config.evaluate.clustering=None"]
             done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
             if done.returncode:
                 raise RuntimeError(f"{net}: {last_words(done.stderr)}")

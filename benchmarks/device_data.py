@@ -35,7 +35,10 @@ CONTESTANTS = {
     "host": ({}, 1),
     "host, one more batch ahead": ({}, 2),
     "host, decoded images in memory": ({"cache": True}, 1),
-    "host, decoded images in memory, windows of 4 steps": ({"cache": True, "window": 4}, 1),
+    "host, decoded images in memory, windows of 4 steps": (
+        {"cache": True, "data": {"name": "host", "window": 4}},
+        1,
+    ),
     "device": ({"data": "device"}, 1),
 }
 
@@ -98,7 +101,7 @@ class Contestant:
                 host_batches,
                 self.run.shards.rows,
                 ahead=self._ahead,
-                window=self.run.options.runtime.window,
+                window=self.run.options.runtime.data.window,
             )
             for step in range(-8, steps):  # the first ones use what was read ahead
                 if step == 0:

@@ -128,7 +128,7 @@ def train(
             "net": {"name": "convnet"},
             "steps": _TICKS,
             "seed": seed,
-            "validation": validation,
+            "held_out": validation,
             **fields,
         }
     )

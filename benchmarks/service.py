@@ -54,7 +54,7 @@ def main() -> None:
 def glyphs_bundle(folder: pathlib.Path) -> pathlib.Path:
     """The bundle of a short run of `configs/glyphs.py`."""
     run = [f"--config={ROOT / 'configs' / 'glyphs.py'}", f"--workdir={folder / 'run'}"]
-    run += ["--config.steps=30", "--config.evaluate.every=30", "--config.pictures=False"]
+    run += ["--config.steps=30", "--config.evaluate.every=30", "--config.pictures=None"]
     export = ["export", folder / "run", f"--out={folder / 'net.bundle'}"]
     for words in (run, export):
         command = [sys.executable, "-m", "dmljax.main", *map(str, words)]

@@ -8,7 +8,8 @@ Expected, in percent, 512 dimensions: R@1 81.4, R@10 91.3, R@100 95.9, NMI 92.6 
 official code, intra_batch). Its config for this set, and so this one, trains without the graph's
 loss; `backbone_only=False` adds it, with `attention` (dot, dot_plus_one, gat, gatv2, none) and
 `mlp` to choose, for which there are no published numbers. NMI of 11,316 clusters, of the best of
-ten k-means starts by inertia, takes long: `--config.evaluate.clustering=end` computes it once.
+ten k-means starts by inertia, takes long: `--config.evaluate.clustering.only_last=True` computes it
+once.
 
 The default is the corrected form. `published=True` does what the published code does; all of these
 numbers were produced with it. `validation=0.2` chooses the epoch on held-out classes instead of

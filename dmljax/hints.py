@@ -10,7 +10,7 @@ _FEW = 12  # names that are all listed where none of them is near
 # The end of a message about the name of a threshold, where a bundle has no thresholds.
 NO_THRESHOLDS = (
     ": there are no named thresholds here. A bundle has some if it embeds in unit vectors, and if "
-    "its run had 16 test classes, or 8 classes held out of training (--config.validation=0.2). "
+    "its run had 16 test classes, or 8 classes held out of training (--config.held_out=0.2). "
     "Give a similarity, such as 0.8"
 )
 

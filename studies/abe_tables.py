@@ -172,7 +172,7 @@ def get_study(table: str = "1", dataset: str = "cars196", select: str = "test/R@
         "title": f"ABE, {'table ' if table.isdigit() else ''}{table}, {dataset}",
         "base": "abe",
         "argument": f"dataset={dataset}",
-        "all": {"pictures": False},
+        "all": {"pictures": None},
         "rows": rows,
         "seeds": seeds,
         "select": select,

@@ -32,7 +32,7 @@ def get_study(dataset: str = "folder", net: str = "", seeds: int = 3):
             "colors by 0.2": {"transform.color": 0.2},
             "colors by 0.4": {"transform.color": 0.4},
         },
-        "all": {"pictures": False, "evaluate.clustering": False},
+        "all": {"pictures": None, "evaluate.clustering": None},
         "seeds": seeds,
         "baseline": "crops from 40 %",
         "test": "paired",

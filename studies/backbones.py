@@ -50,7 +50,7 @@ def get_study(dataset: str = "cub200", nets: str = "", seeds: int = 3):
         "title": f"Backbones without training and with a linear head: {dataset}",
         "base": "folder",
         "rows": {name: {"argument": f"net={name}"} for name in names},
-        "all": {"pictures": False, "evaluate.clustering": False},
+        "all": {"pictures": None, "evaluate.clustering": None},
         "seeds": seeds,
         "scores": ("R@1", "MAP@R", "frozen/R@1", "frozen/MAP@R"),
     }

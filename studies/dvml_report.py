@@ -28,7 +28,7 @@ def get_study(mode: str = "code_1600", select: str = "test/NMI", seeds: int = 5)
         "title": f"The report on DVML, mode={mode}, Cars196",
         "base": "dvml",
         "argument": f"dataset=cars196,mode={mode}",
-        "all": {"pictures": False},
+        "all": {"pictures": None},
         "rows": {
             "control": {"argument": "baseline=True"},
             **experiments,

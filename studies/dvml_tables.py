@@ -53,7 +53,7 @@ def get_study(dataset: str = "cars196", table: str = "scores", seeds: int = 5):
         "title": f"DVML, tables 1 to 3, {dataset}",
         "base": "dvml",
         "argument": f"dataset={dataset}",
-        "all": {"pictures": False, "evaluate.extra": ["class_deviation"]},
+        "all": {"pictures": None, "evaluate.metrics": ["all", "class_deviation"]},
         "rows": rows,
         "seeds": seeds,
         "test": "paired" if seeds >= 5 else "welch",

@@ -29,7 +29,7 @@ def get_study(data: str = "images", size: int = 32, steps: int = 300, seeds: int
             "optimizer.decay": 1e-2,
             "steps": steps,
             "evaluate.every": steps,
-            "pictures": False,
+            "pictures": None,
         },
         "rows": {
             "pairs": {"method": {"name": "pairs", **flat}, **multi_similarity},

@@ -15,7 +15,12 @@ def get_study(steps: int = 450, seeds: int = 5):
     return {
         "title": "Six losses on glyphs, short runs",
         "base": "glyphs",
-        "all": {"steps": steps, "evaluate.every": steps, "evaluate.seeds": [0], "pictures": False},
+        "all": {
+            "steps": steps,
+            "evaluate.every": steps,
+            "evaluate.clustering.seeds": [0],
+            "pictures": None,
+        },
         "rows": {
             "multi-similarity": {},
             "contrastive": {"loss": {"name": "contrastive", "neg_margin": 0.5}},

@@ -72,7 +72,7 @@ def get_study(
         "title": f"Graph attention study, tables 1 to 4, {dataset}",
         "base": "graph",
         "argument": f"dataset={dataset},published={published},validation={validation}",
-        "all": {"pictures": False},
+        "all": {"pictures": None},
         "rows": {
             # On SOP the default of the recipe is the backbone alone.
             "dot": {"argument": "backbone_only=False"},

@@ -26,7 +26,7 @@ def get_study(dataset: str = "cub200", attention: str = "dot", seeds: int = 5):
         "base": "graph",
         "argument": f"dataset={dataset},attention={attention},backbone_only=False",
         "all": {
-            "pictures": False,
+            "pictures": None,
             "select": "last",
             "reload_best_at": [],
             "evaluate.every": None,  # after the last step

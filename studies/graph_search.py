@@ -20,7 +20,7 @@ def get_study(dataset: str = "cub200", attention: str = "dot", seeds: int = 5, t
         "base": "graph",
         "argument": f"dataset={dataset},attention={attention},validation=0.2,backbone_only=False",
         "all": {
-            "pictures": False,
+            "pictures": None,
             "sampler": {"name": "class_chunks", "classes": 9, "per_class": 6},
         },
         "rows": {

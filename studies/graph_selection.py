@@ -24,7 +24,7 @@ def get_study(dataset: str = "cub200", attention: str = "dot", seeds: int = 5):
         "title": f"Rules that choose the epoch, {attention} attention, {dataset}",
         "base": "graph",
         "argument": f"dataset={dataset},attention={attention},backbone_only=False,validation=0.2",
-        "all": {"pictures": False, "reload_best_at": [], "select": "last"},
+        "all": {"pictures": None, "reload_best_at": [], "select": "last"},
         "rows": {
             "held out, by val R@1": {"runs_of": held_out, "choose": "val/R@1"},
             "as published": everything

@@ -46,7 +46,7 @@ def get_study(
     return {
         "title": f"Transfer from {source} to {target}, {attention} attention",
         "base": "graph",
-        "all": {"pictures": False},
+        "all": {"pictures": None},
         "rows": rows,
         "seeds": seeds,
         "test": "paired" if seeds >= 5 else "welch",

@@ -34,10 +34,10 @@ def get_study(
             "transform": distortion,
             "net.strides": (2, 1, 2, 1, 2) if size <= 32 else (2, 2, 2, 1, 2),
             "steps": steps,
-            "neighbors_every": every,
+            "sampler.every": every,
             "evaluate.every": steps,
-            "evaluate.seeds": [0],
-            "pictures": False,
+            "evaluate.clustering.seeds": [0],
+            "pictures": None,
         },
         "rows": {
             name: {"argument": f"loss={loss}", "sampler": {**sampler, **batch}}

@@ -44,7 +44,7 @@ def get_study(dataset: str = "folder", net: str = "", seeds: int = 5):
         "title": f"Fine-tuning {net}: {dataset}",
         "base": "folder",
         "rows": rows,
-        "all": {"pictures": False, "evaluate.clustering": False},
+        "all": {"pictures": None, "evaluate.clustering": None},
         "seeds": seeds,
         "baseline": "head",
         "test": "paired",

@@ -21,7 +21,7 @@ def get_study(seeds: int = 5):
     return {
         "title": "MNIST in a plane",
         "base": "mnist",
-        "all": {"pictures": False, "evaluate.frames": False},
+        "all": {"pictures": None},
         "rows": rows,
         "seeds": seeds,
         "baseline": "contrastive, all",

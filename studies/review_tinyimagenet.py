@@ -8,7 +8,7 @@ ArcFace in P@1, RP, MAP, MAP@R and MRR. It cut the rankings of MAP and MRR at th
 so do the columns here. Last epoch, three seeds.
 
 The pictures of the review show both embeddings of one seed side by side: run both rows with
-`--config.pictures=True` (`--dry-run` prints their folders), then `dmljax report TRIPLET ARCFACE`,
+`--config.pictures=page` (`--dry-run` prints their folders), then `dmljax report TRIPLET ARCFACE`,
 or `dmljax.report.map([TRIPLET, ARCFACE])` in a notebook.
 """
 
@@ -19,7 +19,7 @@ def get_study(seeds: int = 3):
     return {
         "title": "Triplets against ArcFace, TinyImageNet",
         "base": "tinyimagenet",
-        "all": {"pictures": False, "evaluate.frames": False},
+        "all": {"pictures": None},
         "rows": {"triplet": {}, "ArcFace": {"argument": "loss=arcface"}},
         "seeds": seeds,
         "baseline": "triplet",

@@ -19,7 +19,7 @@ _SIZE = 32  # pixels, as glyphs have
 def get_study(pretrain: str = "glyphs", data: str = "images", steps: int = 300, seeds: int = 5):
     start = {
         "start_from": "pretraining",
-        "start_takes": "backbone",
+        "start.takes": "backbone",
         "net.frozen": True,
         "method": {"name": "pairs", "dim": 128, "dense_fn": "centered_dense"},
         "loss": {"name": "supcon"},
@@ -55,12 +55,12 @@ def get_study(pretrain: str = "glyphs", data: str = "images", steps: int = 300, 
     return {
         "title": f"Fine-tuning a small net: from {pretrain} to {data}, {steps} steps",
         "base": "glyphs",
-        "all": {"pictures": False, "evaluate.clustering": False},
+        "all": {"pictures": None, "evaluate.clustering": None},
         "rows": {
             "pretraining": {**_of(pretrain), "steps": steps, "evaluate.every": steps},
             "head": {**start, **head},
             "all": {**start, **everything},
-            "ladder": {**start, **everything, "validation": 0.2, "ladder": ladder},
+            "ladder": {**start, **everything, "held_out": 0.2, "ladder": ladder},
         },
         "seeds": seeds,
         "baseline": "head",

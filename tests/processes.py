@@ -18,7 +18,7 @@ from dmljax.train import journal
 
 ROOT = pathlib.Path(__file__).parents[1]
 # A run that is long enough to be interrupted, with frequent checkpoints.
-LONG = {"steps": 50, "evaluate": {"every": 25, "ks": [1], "clustering": False, "batch_size": 16}}
+LONG = {"steps": 50, "evaluate": {"every": 25, "ks": [1], "clustering": None, "batch_size": 16}}
 LONG |= {"checkpoint": {"every": 5, "keep": 2}}
 
 

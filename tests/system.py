@@ -44,16 +44,21 @@ def tiny(folder: pathlib.Path, **fields) -> dict:
         "optimizer": {"name": "adam", "rate": 1e-2},
         "steps": 6,
         "log_every": 2,
-        "evaluate": {"every": 3, "ks": [1, 2], "seeds": [0], "batch_size": 16},
+        "evaluate": {"every": 3, "ks": [1, 2], "clustering": {"seeds": [0]}, "batch_size": 16},
         "checkpoint": {"every": 2, "keep": 3},
-        "pictures": False,
+        "pictures": None,
     }
     return config | fields
 
 
 def brief(folder: pathlib.Path, **fields) -> dict:
     """`tiny` where a test looks at the end alone: one evaluation, and few checkpoints."""
-    evaluate = {"every": 6, "ks": [1], "clustering": False, "seeds": [0], "batch_size": 16}
+    evaluate = {
+        "every": 6,
+        "ks": [1],
+        "clustering": None,
+        "batch_size": 16,
+    }
     return tiny(folder, **{"evaluate": evaluate, "checkpoint": {"every": 6}} | fields)
 
 

@@ -24,7 +24,7 @@ sys.addaudithook(_record)
 @pytest.mark.parametrize("processes", [pytest.param(None, marks=pytest.mark.slow), 2])
 def test_no_run_changes_the_environment_once_jax_computes(tmp_path, processes):
     (tmp_path / "sitecustomize.py").write_text(_HOOK)
-    config = brief(tmp_path, **METHODS["abe"], pictures=True, runtime={"workers": 1}, steps=2)
+    config = brief(tmp_path, **METHODS["abe"], pictures="page", runtime={"workers": 1}, steps=2)
     config |= {"dataset": {"name": "folder", "root": str(photos(tmp_path)), "split": 0.5}}
     config |= {"transform": {"name": "squash", "size": 10}}
     config |= {"eval_transform": {"name": "squash", "size": 10}}

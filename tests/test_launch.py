@@ -23,7 +23,7 @@ from dmljax.runs import training
 from dmljax.train import journal
 
 CONFIG = LONG | {"method": {"name": "pairs", "dim": 4, "memory": 16}}
-CONFIG |= {"evaluate": LONG["evaluate"] | {"clustering": True, "seeds": [0]}}
+CONFIG |= {"evaluate": LONG["evaluate"] | {"clustering": {"seeds": [0]}}}
 # One worker alone computes `undisturbed_run`.
 pytestmark = pytest.mark.xdist_group("launch")
 
@@ -91,7 +91,7 @@ def test_a_run_interrupted_in_any_process_gives_the_same_numbers(undisturbed_run
 
 @pytest.mark.slow
 def test_one_process_writes_the_page_of_the_embeddings_of_all(tmp_path):
-    config = tiny(tmp_path, pictures=True)
+    config = tiny(tmp_path, pictures="page")
     with started(tmp_path, tmp_path / "run", config, processes=2) as process:
         assert ends(process, 0, tmp_path).count("report: ") == 1
     assert (tmp_path / "run" / "report.html").exists()

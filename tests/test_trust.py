@@ -39,7 +39,7 @@ REFUSAL = r"config.json names '.*', and importing .* runs its code: .* add --tru
 def own(tmp_path_factory):
     """A run with functions of a module of its user."""
     folder = tmp_path_factory.mktemp("own")
-    evaluate = {"every": 2, "ks": [1], "seeds": [0], "batch_size": 16, "clustering": False}
+    evaluate = {"every": 2, "ks": [1], "seeds": [0], "batch_size": 16, "clustering": None}
     config = tiny(folder, steps=2, evaluate=evaluate, runtime={"devices": 1}, **OWN)
     training.run(config, folder / "run")
     return folder / "run"
@@ -78,13 +78,12 @@ PLACES = {
     "optimizer": lambda name: {"optimizer": {"name": name, "rate": 0.1}},
     "schedule": lambda name: {"schedule": {"name": name}},
     "metric": lambda name: {"evaluate": {"metrics": [name]}},
-    "extra": lambda name: {"evaluate": {"extra": [{"name": name}]}},
     "call": lambda name: {"evaluate": {"call": name}},
 }
 
 
 def test_every_kind_of_function_is_tried():
-    places = set(PLACES) - {"call", "eval_transform", "extra"}
+    places = set(PLACES) - {"call", "eval_transform"}
     assert places | set(registry.ARGUMENTS.values()) == set(registry.KINDS)
 
 

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dmljax.config import origin
-from dmljax.config.digests import PATHS
-from dmljax.config.fields import named
+from dmljax.config import method
+from dmljax.config.fields import PATHS, named
 from dmljax.data.splits import Split
 from dmljax.files.result import Result
 from dmljax.metrics import level_text
@@ -87,7 +86,7 @@ def text(
         "compression_table": _compression_table(evidence.compression),
         "prefix_table": _prefix_table(evidence.prefixes),
         "prefix_words": " or by a prefix" if evidence.prefixes else "",
-        "pretraining": pretraining(origin.first_weights(run.options.start, run.weights)),
+        "pretraining": pretraining(method.first_weights(run.start_folder, run.weights)),
         "license": license or "not stated",
         "limits": "\n".join(f"* {line}" for line in limits),
         "trained": _trained(result),

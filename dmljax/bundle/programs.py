@@ -117,7 +117,7 @@ def at_size(
     from dmljax.config import registry
     from dmljax.nets import positions
 
-    spec = {k: v for k, v in fields.typed(config).net.items() if k != "weights"}
+    spec = {k: v for k, v in fields.named(config["net"]).items() if k != "weights"}
     net = registry.resolve("net", spec)()
     height, width = image_shape[:2]
     new, variables = positions.at_size(net, variables, (height, width))

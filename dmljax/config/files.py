@@ -103,7 +103,9 @@ def override(config: dict[str, Any], flags: Iterable[str]) -> dict[str, Any]:
                 continue
             if isinstance(fields.get(parent), str):
                 fields[parent] = {"name": fields[parent]}
-            fields = fields.setdefault(parent, {})
+            if fields.get(parent) is None or isinstance(fields[parent], bool):
+                fields[parent] = {}
+            fields = fields[parent]
             if not isinstance(fields, dict | list):
                 raise ValueError(f"{flag}: {parent} has no fields, it is {fields!r}")
         if isinstance(fields, list):

@@ -1,23 +1,45 @@
-"""The method of a config: its backbone, its head, and what of them learns."""
+"""The method of a config: its backbone with its input, its head, and what of them learns."""
 
-import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+import os
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
+from flax import traverse_util
 from jax.sharding import Mesh
 
-from dmljax import losses
+from dmljax import adapt, at_hand, losses
+from dmljax import weights as weights_lib
 from dmljax.adapt import distilled
 from dmljax.adapt.trained import Adapted
-from dmljax.config import registry
+from dmljax.config import registry, resolve
+from dmljax.config.fields import named, short
+from dmljax.data.features import Cache
+from dmljax.data.transforms import transform as transform_lib
+from dmljax.data.transforms.recipes import shorter_of
+from dmljax.files import reading
+from dmljax.files import result as results
 from dmljax.methods import assemble
 from dmljax.methods.base import Method, RandomMiner
 from dmljax.nets import layers
-from dmljax.train.options import Options
+from dmljax.train import initial_state, start
+from dmljax.train.options import Cached, Options, Spec
+from dmljax.train.step import TrainState
+from dmljax.weights import (
+    expected_normalization,
+    expected_preprocessing,
+    file_digest,
+    preprocessing,
+)
 
+FUNCTIONS = ("net", "loss", "method", "miner", "normalize", "trained")  # what a method is made of
 _WITH_PROXIES = ("proxies", "semantic_proxies")  # methods whose losses compare with proxies
+# Transforms of published systems and of users are chosen on purpose.
+_COMPARED = ("standard_eval", "squash_eval")
+_SIZE_TOLERANCE = 3  # pixels: published systems cut 227 where other code cuts 224
 
 
 class Backbone(NamedTuple):
@@ -25,22 +47,34 @@ class Backbone(NamedTuple):
     weights: str | None  # the file of its pretrained weights
 
 
+def has_pretrained(options: Options) -> bool:
+    """Tells whether a run begins with a backbone that was trained before."""
+    return bool(options.start or options.net.get("weights"))
+
+
 def backbone_of(options: Options) -> Backbone:
-    """The net without a head, and the file of its weights; raises if they do not fit `trained`."""
-    spec = dict(options.net)
-    weights = spec.pop("weights", None)
+    """Returns the net without a head, and the file of its weights."""
+    weights = options.net.get("weights")
     if weights and options.start:
         raise ValueError(
-            f"start={options.start!r} and net.weights={weights!r} both give the first backbone: "
-            "leave out one of them, such as by --config.net.weights=None"
+            f"start={options.start.name!r} and net.weights={weights!r} both give the first "
+            "backbone: leave out one of them, such as by --config.net.weights=None"
         )
-    net = registry.resolve("net", spec)()
-    registry.find("adaptation", options.trained)  # a wrong name is refused first
+    net = options.net.function()
+    for field, value in (
+        ("evaluate.frozen", options.evaluate.frozen),
+        ("distill", options.distill),
+    ):
+        if value and not has_pretrained(options):
+            raise ValueError(
+                f"{field}={value} compares with a pretrained backbone: give "
+                "--config.net.weights=... or --config.start=runs/..., or leave it out"
+            )
     if (trained := options.trained["name"]) != "all":
         if not has_pretrained(options):
             share = "the backbone" if trained == "last" else "parts of the backbone"
             raise ValueError(
-                f"trained={trained!r} leaves {share} as it is, so it needs a pretrained one: "
+                f"trained={trained!r} keeps {share} unchanged, so it needs a pretrained one: "
                 "--config.start=runs/... or --config.net.weights=..."
             )
         if hasattr(net, "frozen"):  # its batch norms keep their statistics
@@ -48,38 +82,18 @@ def backbone_of(options: Options) -> Backbone:
     return Backbone(net, weights)
 
 
-def has_pretrained(options: Options) -> bool:
-    """Whether a run begins with a backbone that was trained before."""
-    return bool(options.start or options.net.get("weights"))
-
-
-def with_frozen(options: Options) -> Options:
-    """`evaluate.frozen` as True or False; raises if it asks for a backbone that does not exist."""
-    evaluation = options.evaluate
-    if evaluation.frozen and not has_pretrained(options):
-        raise ValueError(
-            "evaluate.frozen scores a pretrained backbone: give --config.net.weights=... or "
-            "--config.start=runs/..., or leave it out"
-        )
-    frozen = has_pretrained(options) if evaluation.frozen is None else evaluation.frozen
-    return dataclasses.replace(options, evaluate=dataclasses.replace(evaluation, frozen=frozen))
-
-
 def adapted_of(options: Options, net: Any, *, classes: int, mesh: Mesh | None = None) -> Adapted:
-    """The method with this net; `trained` says which part of it learns.
+    """Returns the method with this net; `trained` says which part of it learns.
 
     The devices of `mesh` share the tiles of the loss.
     """
-    method = _method(options, net, classes, mesh)
+    factory, loss_fn, mine_fn = _functions(options, mesh)
+    mining = {} if mine_fn is None else {"mine_fn": mine_fn}
+    method = factory(net, loss_fn, classes=classes, **mining)
     if options.distill:
-        if not has_pretrained(options):
-            raise ValueError(
-                f"distill={options.distill} stays close to a pretrained backbone: give "
-                "--config.net.weights=... or --config.start=runs/..., or leave it out"
-            )
         output = pooled_output_of(options) or "pooled"
         method = distilled(method, net, weight=options.distill, output=output)
-    return registry.resolve("adaptation", options.trained)(method)
+    return options.trained.function(method)
 
 
 def check_method(options: Options) -> None:
@@ -87,24 +101,17 @@ def check_method(options: Options) -> None:
     _functions(options, None)
 
 
-def _method(options: Options, net: Any, classes: int, mesh: Mesh | None) -> Method:
-    factory, loss_fn, mine_fn = _functions(options, mesh)
-    mining = {} if mine_fn is None else {"mine_fn": mine_fn}
-    return factory(net, loss_fn, classes=classes, **mining)
-
-
 def _functions(
     options: Options, mesh: Mesh | None
 ) -> tuple[Callable, Callable, Callable | RandomMiner | None]:
-    """The factory of the method, the loss and the miner, which fit each other."""
-    loss_fn = _loss(options, mesh)
-    factory = _factory(options)
-    _check_loss(options, loss_fn)
+    """Returns the factory of the method, the loss and the miner; raises unless they fit."""
+    loss_fn, factory = _loss(options, mesh), options.method.function
+    _check_loss(options)
     if (dim := options.method.get("dim", 1)) is not None and dim < 1:
         raise ValueError(f"method.dim={dim}: an embedding has 1 or more dimensions")
     if not options.miner:
         return factory, loss_fn, None
-    mine_fn = registry.resolve("miner", options.miner)
+    mine_fn = options.miner.function
     if "mine_fn" not in inspect.signature(factory).parameters:
         raise ValueError(f"the method {options.method['name']} takes no miner")
     is_random = "key" in inspect.signature(mine_fn).parameters
@@ -116,22 +123,22 @@ def check_memory(options: Options, *, batch_size: int) -> None:
     memory = options.method["name"] == "pairs" and options.method.get("memory")
     if memory and memory < batch_size:
         raise ValueError(
-            f"method.memory={memory} cannot hold a batch of {batch_size} images: take as many or "
-            "more, or 0 for no memory"
+            f"method.memory={memory} cannot hold a batch of {batch_size} images: take at least "
+            f"{batch_size}, or 0 for no memory"
         )
 
 
-def _check_loss(options: Options, loss_fn: Callable) -> None:
+def _check_loss(options: Options) -> None:
     """Raises unless a loss of dmljax is one number, and has the proxies that it needs."""
     method, loss = options.method["name"], options.loss["name"]
-    if method not in registry.table("method") or loss not in registry.table("loss"):
+    if ":" in method or ":" in loss:
         return
     if options.loss.get("reduce_fn", "") is None:
         raise ValueError(
             "loss.reduce_fn=None keeps the entries of the loss, and training needs one number: "
             "leave it out"
         )
-    takes_proxies = "proxies" in inspect.signature(loss_fn).parameters
+    takes_proxies = "proxies" in inspect.signature(options.loss.function).parameters
     has_proxies = method in _WITH_PROXIES
     if takes_proxies and not has_proxies:
         raise ValueError(
@@ -147,7 +154,7 @@ def _check_loss(options: Options, loss_fn: Callable) -> None:
 
 def _loss(options: Options, mesh: Mesh | None) -> Callable:
     if options.tile is None:
-        return registry.resolve("loss", options.loss)
+        return options.loss.function
     if options.method["name"] == "proxies":
         raise ValueError(
             f"tile={options.tile} divides the pairs of a batch. For losses against proxies, "
@@ -163,27 +170,214 @@ def _loss(options: Options, mesh: Mesh | None) -> Callable:
                 f"tile={options.tile} and {field}={value!r}: tiles know the pairs by their labels "
                 "alone. Leave out one of the two"
             )
-    wrap_fn = functools.partial(losses.tiled, tile=options.tile, mesh=mesh)
-    return registry.resolve("loss", options.loss, wrap_fn=wrap_fn)
+    tiled = functools.partial(losses.tiled, tile=options.tile, mesh=mesh)
+    function = options.loss.partial.func
+    if isinstance(function, registry.Scheduled):
+        function = registry.Scheduled(tiled(function.func), function.schedule_fns)
+    else:
+        function = tiled(function)
+    return functools.partial(function, **options.loss.partial.keywords)
 
 
 def pooled_output_of(options: Options) -> str | None:
-    """The output of the net that the head of the method takes; None if it takes feature maps."""
-    output, remaining_pool_fn = assemble.pooling(_argument(_factory(options), "pool_fn"))
+    """Returns the output of the net that the head takes; None if it takes feature maps."""
+    output, remaining_pool_fn = assemble.pooling(_argument(options.method.function, "pool_fn"))
     return output if remaining_pool_fn is None else None
 
 
 def whiten_of(options: Options) -> float:
-    """The `whiten` of the linear layer; the default where the layer has no such argument."""
-    amount = _argument(_argument(_factory(options), "dense_fn"), "whiten")
+    """Returns `whiten` of the linear layer; its default where the layer has no such argument."""
+    amount = _argument(_argument(options.method.function, "dense_fn"), "whiten")
     return _argument(layers.centered_dense, "whiten") if amount is None else amount
 
 
-def _factory(options: Options) -> Callable:
-    return registry.resolve("method", options.method)
-
-
 def _argument(function: Callable | None, name: str) -> Any:
-    """The default of an argument of a function, or what is bound to it; None without it."""
+    """Returns the default of an argument of a function, or what is bound to it; None without it."""
     parameters = {} if function is None else inspect.signature(function).parameters
     return parameters[name].default if name in parameters else None
+
+
+def normalization_of(options: Options, backbone: Backbone) -> Spec:
+    """Returns the normalization of the config, else of the weights or of `start`, else of the net.
+
+    A config may not contradict the weights, which need the input that they were trained on, unless
+    it says `force=True`.
+    """
+    source, expected = backbone.weights, None
+    if source and os.path.isfile(source):
+        expected = expected_normalization(source)
+    if options.start is not None and (config := config_of(options.start.name)) is not None:
+        source, expected = options.start.name, short(config["normalize"])
+    if options.normalize is None:
+        of_net = getattr(backbone.net, "expected_normalization", None) or "imagenet"
+        spec = expected or (of_net if isinstance(of_net, str) else dict(of_net))
+        return resolve.chosen("normalize", spec)
+    force = options.normalize.get("force") is True
+    if expected is not None and not force and _input(options.normalize) != _input(expected):
+        raise ValueError(
+            f"normalize={short(dict(options.normalize))!r} contradicts {source}, which expects "
+            f"{short(expected)!r}: leave it out, or insist by "
+            f'--config.normalize="{ {**options.normalize, "force": True} }"'
+        )
+    return options.normalize
+
+
+def _input(spec: str | Mapping[str, Any]) -> Any:
+    """Returns a value that is equal for two normalizations if and only if their results are."""
+    return preprocessing.inputs(spec) or named(spec)["name"]
+
+
+def input_note(weights: str | None, transform: Spec) -> str:
+    """Returns a line if the evaluation prepares images differently than the weights expect.
+
+    Size, filter, and crop or squash are compared, where the file is known.
+    """
+    if weights is None or not os.path.isfile(weights) or transform["name"] not in _COMPARED:
+        return ""
+    if (published := expected_preprocessing(weights)) is None:
+        return ""
+    published_transform = resolve.chosen("eval_transform", published.transform)
+    expected, actual = _compared(published_transform), _compared(transform)
+    has_size = abs(expected["size"] - actual["size"]) <= _SIZE_TOLERANCE
+    if has_size and {**expected, "size": actual["size"]} == actual:
+        return ""
+    spec = {k: v for k, v in published.transform.items() if k != "scaled_decode"}
+    return (
+        f"{os.path.basename(weights)} was trained for {_title(expected)}, and this run evaluates "
+        f'with {_title(actual)}. To prepare images as for the weights: --config.eval_transform="'
+        f'{spec}"'
+    )
+
+
+def _compared(transform: Spec) -> dict[str, Any]:
+    values = resolve.with_defaults(transform)
+    names = ("name", "size", "shorter", "filter")
+    values = {name: values[name] for name in names if name in values}
+    if values.get("shorter", 0) is None:
+        values["shorter"] = shorter_of(values["size"])
+    return values
+
+
+def _title(values: Mapping[str, Any]) -> str:
+    options = ", ".join(f"{name}={value}" for name, value in values.items() if name != "name")
+    return f"{values['name']}({options})"
+
+
+def cache_of(options: Options, backbone: Backbone, normalization: Spec) -> Cache | None:
+    """Returns the cache of the features that `options` need; None without cached features."""
+    if not isinstance(options.features, Cached):
+        return None
+    if options.trained["name"] != "last":
+        raise ValueError(
+            "features='cached' needs a backbone that does not learn: --config.trained=last, or "
+            "leave it out by --config.features=computed"
+        )
+    output = pooled_output_of(options)
+    if output is None:
+        raise ValueError(
+            "features='cached' keeps pooled features: leave out method.pool_fn, take global_max or "
+            "class_and_mean, or --config.features=computed"
+        )
+    if backbone.weights is None:
+        assert options.start is not None
+        weights = start.find(options.start.name).digest
+    else:
+        initial_state.check_file(backbone.weights)
+        weights = file_digest(backbone.weights)
+    with_defaults = resolve.with_defaults
+    of_net, of_normalization = with_defaults(options.net), with_defaults(normalization)
+    of_net.pop("weights", None)
+    of_normalization.pop("force", None)
+    about = {"net": of_net, "weights": weights, "normalize": of_normalization}
+    if (platform := jax.default_backend()) != "cpu":  # accelerators multiply with fewer digits
+        about["platform"] = platform
+    return Cache(
+        options.runtime.features or at_hand.features_folder(),
+        about,
+        output=output,
+        evaluation=(
+            transform_of(options.eval_transform),
+            resolve.with_defaults(options.eval_transform),
+        ),
+        training=(transform_of(options.transform), with_defaults(options.transform)),
+        views=options.features.views,
+    )
+
+
+def transform_of(chosen: Spec) -> transform_lib.Transform:
+    """Returns a transform with the arguments of the config."""
+    return transform_lib.bind(chosen.partial.func, **chosen.partial.keywords)
+
+
+def config_of(folder: str | os.PathLike) -> dict[str, Any] | None:
+    """Returns the completed config of the run in a folder; None if it holds no run any more."""
+    folder = reading.chosen_run(pathlib.Path(folder).expanduser())
+    return reading.config_of_run(folder) if (folder / "config.json").is_file() else None
+
+
+def first_weights(folder: str | None, weights: str | None) -> str | None:
+    """Returns the file of weights of the first backbone of a run that starts from a folder.
+
+    Runs may start from each other in a row; the first of them may have begun with such a file.
+    """
+    if folder is None:
+        return weights
+    if (config := config_of(folder)) is None:
+        return None
+    origin = config["start"] and config["start"]["name"]
+    return first_weights(origin, named(config["net"]).get("weights"))
+
+
+def arrays_of(origin: start.Start, image_shape: Sequence[int]) -> dict[str, Any]:
+    """Returns the arrays of a run to start from, with its adapters merged into the kernels.
+
+    Its checkpoints may leave out parts of the backbone (`initial_state.base_of`), which its file of
+    weights has.
+    """
+    arrays = start.read(origin)
+    options = resolve.resolve(reading.config_of_run(origin.folder), FUNCTIONS)
+    if options.trained["name"] == "all":
+        return arrays
+    backbone = backbone_of(options)
+    adapted = adapted_of(options, backbone.net, classes=2)
+    if backbone.weights is not None and adapted.method.backbone == ("net",):
+        initial_state.check_file(backbone.weights, reason=f"{origin.folder} was trained from it")
+        digest = results.read(origin.folder).digests.get("weights")
+        advice = "put that one there again"
+        initial_state.check_digest(backbone.weights, digest, run=str(origin.folder), advice=advice)
+        variables = weights_lib.load(
+            backbone.weights, backbone.net, image_shape=image_shape, report_fn=lambda *_: None
+        )
+        arrays = start.flat({"net": variables["params"]}, {}) | arrays
+    trees = traverse_util.unflatten_dict(arrays, sep="/")
+    return start.flat(adapted.merge_fn(trees["params"]), trees)
+
+
+def taken_of(options: Options, method: Method, shapes: TrainState) -> start.Taken | None:
+    """Returns what a run that starts from another one may take from it besides the backbone."""
+    origin = options.start
+    backbone = adapt.paths_under(method.backbone, adapt.paths_of(shapes.params))
+    if not backbone and (origin is not None or options.trained["name"] != "all"):
+        raise ValueError(
+            f"the method {options.method['name']} has no parameters at "
+            f"{', '.join(method.backbone)}: say where its backbone is by Method(..., backbone=...)"
+        )
+    if origin is None:
+        return None
+    if origin.mixed_with is not None and (origin.takes != "all" or origin.mixed_share > 1):
+        raise ValueError(
+            f"start.mixed_with={origin.mixed_with!r} averages all parameters: it needs "
+            f"start.takes='all', not {origin.takes!r}, and a start.mixed_share from 0 to 1, not "
+            f"{origin.mixed_share}"
+        )
+    if origin.takes != "all":
+        return None
+    if method.per_class is None:
+        raise ValueError(
+            f"start: the method {options.method['name']} does not say which parameters have a row "
+            "for each class: write Method(..., per_class=()) for none, or take the backbone alone "
+            "by --config.start.takes=backbone"
+        )
+    names = start.flat(shapes.params, shapes.model_state)
+    per_class = adapt.paths_under([f"params/{path}" for path in method.per_class], names)
+    return start.Taken(names, frozenset(per_class), frozenset(backbone))

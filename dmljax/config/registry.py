@@ -5,30 +5,16 @@ kind requires. So a new loss is found by its name as soon as its module exports 
 beside it, such as `sampling.coverage`, is not mistaken for a sampler. Imports no jax.
 """
 
-import builtins
 import functools
 import importlib
 import inspect
-import numbers
-import sys
-import types
-import typing
-from collections import abc
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from dmljax.config.annotations import check, namespace
 from dmljax.files.reading import FileText
-from dmljax.hints import hint
-
-# Types of plain values, and their words in messages.
-_PLAIN = {
-    bool: (bool, "True or False"),
-    int: (numbers.Integral, "a whole number"),
-    float: (numbers.Real, "a number"),
-    str: (str, "a name"),
-    type(None): (type(None), "None"),
-    None: (type(None), "None"),
-}
+from dmljax.hints import check_known, hint
 
 
 class Kind(NamedTuple):
@@ -147,7 +133,7 @@ _LIBRARY = ("losses", "methods", "miners", "nets", "ops")
 
 @functools.cache
 def table(kind: str) -> Mapping[str, Callable]:
-    """The functions of a kind by their names."""
+    """Returns the functions of a kind by their names."""
     rule = KINDS[kind]
     exported: dict[str, Any] = {}
     for module in map(importlib.import_module, rule.modules):
@@ -170,12 +156,12 @@ def table(kind: str) -> Mapping[str, Callable]:
 
 
 def names(kind: str) -> list[str]:
-    """The names that a config may use for a kind of function."""
+    """Returns the names that a config may use for a kind of function."""
     return sorted(table(kind))
 
 
 def plural(kind: str) -> str:
-    """The name of a kind of function in `dmljax list`."""
+    """Returns the name of a kind of function in `dmljax list`."""
     name = kind.replace(" ", "-")
     if name.endswith("y"):
         return f"{name[:-1]}ies"
@@ -183,92 +169,77 @@ def plural(kind: str) -> str:
 
 
 def resolve(
-    kind: str,
-    spec: str | Mapping[str, Any],
-    *,
-    caller_keywords: Iterable[str] = (),
-    wrap_fn: Callable[[Callable], Callable] | None = None,
-) -> Callable:
-    """The function of a kind that `spec` names, with the keywords of `spec` bound; see `find`."""
-    function, keywords = find(kind, spec, caller_keywords=caller_keywords, wrap_fn=wrap_fn)
-    return functools.partial(function, **keywords) if keywords else function
-
-
-def find(
-    kind: str,
-    spec: str | Mapping[str, Any],
-    *,
-    caller_keywords: Iterable[str] = (),
-    wrap_fn: Callable[[Callable], Callable] | None = None,
-) -> tuple[Callable, dict[str, Any]]:
-    """The function of a kind that `spec` names, and its keywords.
+    kind: str, spec: str | Mapping[str, Any], *, extras: Mapping[str, Any] = MappingProxyType({})
+) -> functools.partial:
+    """Returns the function of a kind that `spec` names, with the keywords of `spec` bound.
 
     `spec` is a name or `dict(name=..., **keywords)`. A name 'package.module:function' is imported
-    from outside dmljax. Unknown names and keywords raise; the message also lists `caller_keywords`,
-    the keywords that the caller itself takes out of `spec`. The function is then
-    `wrap_fn(function)`, which takes the same keywords.
+    from outside dmljax. Unknown names and keywords, and values of a wrong type, raise. `extras` are
+    the types of the keywords that the caller reads from `spec`, and the function does not take.
     """
     rule = KINDS[kind]
     keywords: dict[str, Any] = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
     if not isinstance(name := keywords.pop("name", None), str):
-        raise ValueError(f"{spec!r} names no {rule.title}: write dict(name='...', ...)")
-    if ":" in name:
-        function = own_function(name, rule)
-    elif name in table(kind):
-        function = table(kind)[name]
-    else:
-        advice = ""
-        if "." in name:
-            module, _, function_name = name.rpartition(".")
-            advice = f". A function of your own is written as '{module}:{function_name}'"
-        known = hint(name, table(kind), where=f"dmljax list {plural(kind)}")
-        raise ValueError(f"there is no {rule.title} {name!r}{known}{advice}")
+        raise ValueError(f"{spec!r} does not name a {rule.title}: write dict(name='...', ...)")
+    function = own_function(name, rule) if ":" in name else _public_function(name, kind)
+    check(kind, {key: keywords.pop(key) for key in extras if key in keywords}, extras)
     parameters = inspect.signature(function).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         names = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
-        for keyword in keywords:
-            if keyword not in names:
-                raise TypeError(
-                    f"{name} has no argument {keyword!r}{hint(keyword, [*names, *caller_keywords])}"
-                )
+        check_known(f"{name} has no argument", keywords, [*names, *extras])
     annotations = {n: p.annotation for n, p in parameters.items() if p.annotation is not p.empty}
     schedules = {
         key: resolve("value", keywords.pop(key))
         for key, value in list(keywords.items())
         if kind in _STEPPED
         and key not in ARGUMENTS
-        and _is_scheduled(value, annotations.get(key), _namespace(function))
+        and _is_scheduled(value, annotations.get(key), namespace(function))
     }
     for key, value in keywords.items():
         if key in ARGUMENTS and isinstance(value, str | Mapping):
-            keywords[key] = resolve(ARGUMENTS[key], value)
-    check(name, keywords, annotations, namespace=_namespace(function))
-    if wrap_fn is not None:
-        function = wrap_fn(function)
-    return Scheduled(function, schedules) if schedules else function, keywords
+            argument = resolve(ARGUMENTS[key], value)
+            keywords[key] = argument if argument.keywords else argument.func
+    check(name, keywords, annotations, names=namespace(function))
+    return functools.partial(Scheduled(function, schedules) if schedules else function, **keywords)
+
+
+def _public_function(name: str, kind: str) -> Callable:
+    """Returns the function of dmljax with this name; raises, and lists the names, if none has."""
+    if name in table(kind):
+        return table(kind)[name]
+    advice = ""
+    if "." in name:
+        module, _, function_name = name.rpartition(".")
+        advice = f". A function of your own is written as '{module}:{function_name}'"
+    known = hint(name, table(kind), where=f"dmljax list {plural(kind)}")
+    raise ValueError(f"there is no {KINDS[kind].title} {name!r}{known}{advice}")
 
 
 def complete(kind: str, spec: str | Mapping[str, Any]) -> dict[str, Any]:
-    """`spec` as a dict with the plain defaults of its function, for digests.
+    """Returns `spec` as a dict with the plain defaults of its function, for digests.
 
     Defaults that are functions are left out. Functions in `spec` stay names.
     """
-    function, _ = find(kind, spec)
-    parameters = inspect.signature(function).parameters.values()
+    return with_defaults(spec, resolve(kind, spec))
+
+
+def with_defaults(spec: str | Mapping[str, Any], function: functools.partial) -> dict[str, Any]:
+    """Returns `spec` as a dict with the plain defaults of the function that it names."""
+    parameters = inspect.signature(function.func).parameters.values()
     plain = (bool, int, float, str, tuple, type(None))
     defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     values = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
     return {k: v for k, v in defaults.items() if isinstance(v, plain)} | values
 
 
-def _is_scheduled(value: Any, annotation: Any, namespace: Mapping[str, Any]) -> bool:
-    """Whether the value of a keyword names a function of the step, where a number could stand."""
+def _is_scheduled(value: Any, annotation: Any, names: Mapping[str, Any]) -> bool:
+    """Tells whether a keyword that takes a number has a function of the step as its value."""
     if not (isinstance(value, Mapping) and "name" in value) and ":" not in str(value):
         return False
 
     def fits(other: Any) -> bool:
         try:
-            check("", {"": other}, {"": annotation}, namespace=namespace)
+            check("", {"": other}, {"": annotation}, names=names)
         except (TypeError, ValueError):
             return False
         return True
@@ -283,7 +254,7 @@ class Scheduled:
     """
 
     def __init__(self, func: Callable, schedule_fns: Mapping[str, Callable]):
-        self.func, self._schedule_fns = func, schedule_fns
+        self.func, self.schedule_fns = func, schedule_fns
         signature = inspect.signature(func)
         self._takes_step = "step" in signature.parameters
         parameters = {n: p for n, p in signature.parameters.items() if n not in schedule_fns}
@@ -292,15 +263,17 @@ class Scheduled:
         self.__signature__ = signature.replace(parameters=ordered)
 
     def __call__(self, *args: Any, step: Any, **keywords: Any) -> Any:
-        values = {name: schedule_fn(step) for name, schedule_fn in self._schedule_fns.items()}
+        values = {name: schedule_fn(step) for name, schedule_fn in self.schedule_fns.items()}
         values |= {"step": step} if self._takes_step else {}
         return self.func(*args, **values, **keywords)
 
 
 def own_function(name: str, rule: Kind) -> Callable:
-    """The function 'package.module:function' from outside of dmljax, which must fit `rule`."""
-    if ":" not in name:
-        raise ValueError(f"{name!r} is no {rule.title}: write 'my_package.my_module:my_function'")
+    """Returns the function 'package.module:function' from outside dmljax; it must fit `rule`."""
+    if ":" not in str(name):
+        raise ValueError(
+            f"{name!r} is not a {rule.title}: write 'my_package.my_module:my_function'"
+        )
     function = _import(name)
     if (misfit := _misfit(function, rule)) is not None:
         raise ValueError(f"{name!r} is not a {rule.title}: {misfit}")
@@ -308,7 +281,7 @@ def own_function(name: str, rule: Kind) -> Callable:
 
 
 def _misfit(function: Callable, rule: Kind) -> str | None:
-    """Why a function cannot be called as `rule` says, or None."""
+    """Returns the reason why a function cannot be called as `rule` says, or None."""
     parameters = inspect.signature(function).parameters.values()
     kinds = {p.kind for p in parameters}
     by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -323,87 +296,6 @@ def _misfit(function: Callable, rule: Kind) -> str | None:
     return None
 
 
-def check(
-    name: str,
-    values: Mapping[str, Any],
-    annotations: Mapping[str, Any],
-    *,
-    namespace: Mapping[str, Any] | None = None,
-) -> None:
-    """Raises TypeError if a value of a config contradicts its annotation; messages call it `name`.
-
-    Annotations are types, or text that is evaluated with the names of `namespace`, `typing` and
-    Python. A list may stand for a tuple, and a whole number for a float. A value without an
-    annotation passes; an annotation that cannot be judged raises ValueError.
-    """
-    for key, value in values.items():
-        annotation = annotations.get(key, Any)
-        try:
-            if isinstance(annotation, str):
-                annotation = eval(annotation, {**vars(typing), **(namespace or {})})
-            fits, words = _judge(value, annotation)
-        except Exception as error:
-            raise ValueError(
-                f"{name}: {key} cannot be checked, because its annotation {annotation} is not "
-                f"understood ({error}): write another one, or leave it out"
-            ) from error
-        if not fits:
-            raise TypeError(f"{name}: {key} must be {words or 'left out'}, not {value!r}")
-
-
-def _judge(value: Any, annotation: Any) -> tuple[bool, str]:
-    """Whether a value fits a type, and the type in words."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if annotation is Any:
-        return True, "anything"
-    if annotation in _PLAIN:
-        type_, words = _PLAIN[annotation]
-        return isinstance(value, type_) and isinstance(value, bool) == (type_ is bool), words
-    if origin in (typing.Union, types.UnionType):
-        judged = dict.fromkeys(_judge(value, argument) for argument in arguments)
-        return any(fits for fits, _ in judged), " or ".join(words for _, words in judged if words)
-    if origin is typing.Literal:
-        return value in arguments, " or ".join(map(repr, arguments))
-    kind = origin or annotation
-    if kind in (tuple, list, abc.Sequence):
-        return _judge_list(value, kind, arguments)
-    if kind in (dict, abc.Mapping):
-        items = value.values() if isinstance(value, dict) and arguments else ()
-        return isinstance(value, dict) and all(_judge(i, arguments[1])[0] for i in items), "a dict"
-    if kind is abc.Callable:
-        return callable(value), "a function"
-    if not isinstance(annotation, type):
-        raise TypeError("it is no type that a config can hold")
-    return isinstance(value, annotation), ""  # such as an array, which no config can hold
-
-
-def _judge_list(value: Any, kind: type, arguments: tuple[Any, ...]) -> tuple[bool, str]:
-    """`_judge` for `tuple[int, ...]`, `tuple[float, float]`, `list[str]` and `Sequence[str]`."""
-    words = "a list"
-    if not arguments:
-        return isinstance(value, list | tuple), words
-    items = list(value) if isinstance(value, list | tuple) else [None]
-    is_fixed = kind is tuple and arguments[-1] is not ...
-    item_types = arguments if is_fixed else arguments[:1] * len(items)
-    judged = [_judge(item, type_) for item, type_ in zip(items, item_types, strict=False)]
-    if judged:
-        count = f"{len(arguments)} items, " if is_fixed else ""
-        words += f" ({count}each {judged[0][1]})"
-    fits = isinstance(value, list | tuple) and all(fits for fits, _ in judged)
-    return fits and len(items) == len(item_types), words
-
-
-def _namespace(function: Callable | None) -> dict[str, Any]:
-    """The names that the annotations of a function, a class or a partial may use."""
-    names: dict[str, Any] = {}
-    while function is not None:
-        for owner in reversed(getattr(function, "__mro__", (function,))):
-            module = sys.modules.get(getattr(owner, "__module__", ""), builtins)
-            names |= getattr(owner, "__globals__", vars(module))
-        function = getattr(function, "__wrapped__", None) or getattr(function, "func", None)
-    return names
-
-
 def _import(name: str) -> Callable:
     module, _, attribute = name.partition(":")
     package, _, subpackage = module.partition(".")
@@ -416,7 +308,9 @@ def _import(name: str) -> Callable:
     try:
         imported = importlib.import_module(module)
         if isinstance(name, FileText) and attribute not in imported.__all__:
-            raise ValueError(f"{name.path} names {name!r}, which is no public function of dmljax")
+            raise ValueError(
+                f"{name.path} names {name!r}, which is not a public function of dmljax"
+            )
         return getattr(imported, attribute)
     except ModuleNotFoundError as error:
         advice = ""

@@ -1,68 +1,71 @@
 """The scores that a config asks for, and the one that chooses the step of a run."""
 
 import inspect
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from dmljax import metrics
-from dmljax.config import registry
-from dmljax.config.fields import named
-from dmljax.config.splits import Data, holds_out
-from dmljax.hints import hint
+from dmljax.config.data import Data
+from dmljax.config.method import check_method
+from dmljax.config.resolve import resolve
+from dmljax.hints import check_known, hint
 from dmljax.methods.base import Inspect, Method
 from dmljax.train.evaluation import cut_names, prefix_name
 from dmljax.train.options import EvaluationOptions, Options
 from dmljax.train.run import Metrics, Selection
 
-_CALLED = registry.Kind("function for evaluate.call", (), 1, ("step", "workdir"))
-
-
-def call_fn_of(options: EvaluationOptions) -> Callable | None:
-    """The function that is called after each evaluation."""
-    return registry.own_function(options.call, _CALLED) if options.call else None
+RANKINGS = ("refined", "mean_distance")
 
 
 def check_evaluation(options: EvaluationOptions, data: Data, method: Method) -> None:
     """Raises if the data set or the method cannot give a score that the config asks for."""
     inspection = method.inspect or Inspect()
-    if not options.ks or min(options.ks) < 1:
-        raise ValueError(f"evaluate.ks={list(options.ks)} needs one or more K from 1, such as [1]")
+    if unknown := set(options.rankings) - set(RANKINGS):
+        check_known("evaluate.rankings: there is no", unknown, RANKINGS)
     if options.knn and not set(data.train.names) & set(data.test.names):
         raise ValueError(
             "evaluate.knn takes the class from training images, but the test split has other "
             "classes"
         )
-    if options.refine and inspection.refine is None:
-        raise ValueError("evaluate.refine: this method does not refine embeddings")
-    if options.mean_distance and inspection.parts is None:
-        raise ValueError("evaluate.mean_distance: this method has no learners: leave it out")
-    if options.mean_distance and data.test.groups is not None:
+    if "refined" in options.rankings and inspection.refine is None:
+        raise ValueError("evaluate.rankings: this method does not refine embeddings")
+    if "mean_distance" in options.rankings and inspection.parts is None:
         raise ValueError(
-            "evaluate.mean_distance: the data set has groups, which it cannot leave out"
+            "evaluate.rankings: 'mean_distance' needs learners, which this method does not have: "
+            "leave it out"
+        )
+    if "mean_distance" in options.rankings and data.test.groups is not None:
+        raise ValueError(
+            "evaluate.rankings: 'mean_distance' cannot leave out the groups of this data set"
         )
 
 
 def metrics_of(options: EvaluationOptions) -> Metrics:
-    """The K of R@K, and the functions of ranks, of clusterings and of embeddings by shown names."""
+    """Collects the K of R@K and the metric functions, keyed by display name."""
+    chosen_ks = metrics.KS if options.ks is None else options.ks
+    if not chosen_ks or min(chosen_ks) < 1:
+        raise ValueError(f"evaluate.ks={list(chosen_ks)} needs one or more K from 1, such as [1]")
     functions: dict[str, dict[str, Callable]] = {"ranks": {}, "clusterings": {}, "embeddings": {}}
     ks: list[int] = []
-    if options.metrics is None:
-        ks += options.ks
-        functions["ranks"] |= metrics.RANKING_FNS
-        functions["clusterings"] |= metrics.CLUSTERING_FNS
-    for spec in map(named, (*(options.metrics or ()), *options.extra)):
-        function = registry.resolve("metric", spec)
-        if spec["name"] == "recall_at_k":
-            ks += [spec["k"]] if "k" in spec else options.ks
-            continue
-        name = metrics.shown_name(spec["name"], {k: v for k, v in spec.items() if k != "name"})
-        functions[_argument_kind(function)][name] = function
-    if not options.clustering:
+    for chosen in options.metrics:
+        if chosen == "all":
+            ks += chosen_ks
+            functions["ranks"] |= metrics.RANKING_FNS
+            functions["clusterings"] |= metrics.CLUSTERING_FNS
+        elif chosen["name"] == "recall_at_k":
+            ks += [chosen["k"]] if "k" in chosen else chosen_ks
+        else:
+            arguments = {k: v for k, v in chosen.items() if k != "name"}
+            name = metrics.shown_name(chosen["name"], arguments)
+            functions[_argument_kind(chosen.function)][name] = chosen.function
+    if options.clustering is None:
         functions["clusterings"] = {}
     return Metrics(tuple(dict.fromkeys(ks)), *functions.values())
 
 
 def _argument_kind(function: Callable) -> str:
-    """What a metric takes: 'ranks', 'embeddings' and labels, or the labels of 'clusterings'."""
+    """Returns what a metric takes: 'ranks', 'embeddings', or the labels of 'clusterings'."""
     parameters = inspect.signature(function).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [p.name for p in parameters if p.kind in kinds and p.default is p.empty]
@@ -77,11 +80,28 @@ def _argument_kind(function: Callable) -> str:
     return kind
 
 
-def check_selection(options: Options) -> None:
-    """Raises for a score that cannot choose the step. Reads no data and builds no net."""
+def check(config: Mapping[str, Any], wanted: Iterable[str] = ()) -> None:
+    """Raises for what would end the run of a completed config at its start, as far as no data say.
+
+    Also raises if the run would not compute the `wanted` scores, such as 'val/R@1'.
+    """
+    options = resolve(config)
+    check_method(options)
+    scores = metrics_of(options.evaluate)
     # Names of learners and of prefixes are known only with the net.
     if "/" not in options.select.partition("/")[2]:
-        selection_of(options, metrics_of(options.evaluate), prefixes=(), part_names_fn=tuple)
+        selection_of(options, scores, prefixes=(), part_names_fn=tuple)
+    for score in wanted:
+        name = score.removeprefix("test/").removeprefix("val/")
+        if re.fullmatch(r"R@\d+", name) and int(name[2:]) not in scores.ks:
+            raise ValueError(
+                f"no evaluation computes {name}, because its K are {scores.ks}: add it to "
+                "evaluate.ks, or leave the column out"
+            )
+        if score.startswith("val/") and options.held_out is None:
+            raise ValueError(
+                f"the score {score} needs held-out classes: held_out=0.2, or folds of the study"
+            )
 
 
 def selection_of(
@@ -91,7 +111,7 @@ def selection_of(
     prefixes: Sequence[int],
     part_names_fn: Callable[[], Sequence[str]],
 ) -> Selection:
-    """The score that chooses the step. `part_names_fn` names the parts of an embedding."""
+    """Returns the score that chooses the step. `part_names_fn` names the parts of an embedding."""
     rule = options.select
     if rule == "last":
         if options.patience is not None:
@@ -109,10 +129,10 @@ def selection_of(
                 "select must be 'last', or a score of a split such as 'val/R@1' or 'test/MAP@R', "
                 f"not {rule!r}"
             )
-        if split == "val" and not holds_out(options):
+        if split == "val" and options.held_out is None:
             raise ValueError(
-                f"select={rule!r} needs held-out classes: --config.validation=0.2, or "
-                "--config.fold=0 for the first of four folds"
+                f"select={rule!r} needs held-out classes: --config.held_out=0.2, or "
+                "--config.held_out=fold for the first of four folds"
             )
         score = score or "R@1"
         selection = Selection(f"{split}/{score}", split, score)
@@ -136,9 +156,9 @@ def selection_of(
 
 def _score_names(options: EvaluationOptions, scores: Metrics) -> list[str]:
     names = [*(f"R@{k}" for k in scores.ks), *scores.ranking_fns]
-    refined = [f"refined/{name}" for name in names] if options.refine else []
-    by_distance = [f"mean_distance/{name}" for name in names] if options.mean_distance else []
+    others = [f"{ranking}/{name}" for ranking in options.rankings for name in names]
     knn = ["knn"] if options.knn else []
-    clusterings = () if options.clustering == "end" else scores.clustering_fns
+    clustering = options.clustering
+    clusterings = () if clustering and clustering.only_last else scores.clustering_fns
     cut = cut_names(options.depth)
-    return [*names, *cut, *clusterings, *scores.embedding_fns, *refined, *by_distance, *knn]
+    return [*names, *cut, *clusterings, *scores.embedding_fns, *others, *knn]

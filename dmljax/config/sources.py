@@ -39,7 +39,7 @@ def values_of(name: str, overrides: Sequence[str] = ()) -> list[Value]:
             return "command line"
         last, previous = "default", _MISSING
         for source, values in leaves:
-            if (value := values.get(field, _MISSING)) is _MISSING:
+            if (value := _value(values, field)) is _MISSING:
                 last = "default"
             elif value != previous:
                 last = source
@@ -50,6 +50,13 @@ def values_of(name: str, overrides: Sequence[str] = ()) -> list[Value]:
 
     completed = _leaves(fields.complete(files.read(name, overrides)))
     return [Value(field, value, source_of(field)) for field, value in completed]
+
+
+def _value(values: dict[str, Any], field: str) -> Any:
+    """Returns the value of a field, or of a setting such as `held_out=0.2` that it belongs to."""
+    while field and field not in values:
+        field = field.rpartition(".")[0]
+    return values.get(field, _MISSING)
 
 
 def _leaves(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -74,7 +74,7 @@ def _check_validation(
             continue
         if has_test:
             logging.warning(
-                "%s is not read: --config.validation=0.2 holds classes out of train/", folder / name
+                "%s is not read: --config.held_out=0.2 holds classes out of train/", folder / name
             )
         elif not (folder / "test").is_dir():
             raise ValueError(

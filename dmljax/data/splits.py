@@ -297,11 +297,13 @@ def fold_of_classes(
     """
     if not 2 <= folds <= classes // 2:
         raise ValueError(
-            f"folds={folds} of {classes} classes: choose 2 to {classes // 2} folds, so that two "
-            "classes are held out"
+            f"held_out.count={folds} of {classes} classes: choose 2 to {classes // 2}, so that "
+            "two classes are held out"
         )
     if not 0 <= fold < folds:
-        raise ValueError(f"fold={fold} must be one of 0 to {folds - 1}, as folds={folds}")
+        raise ValueError(
+            f"held_out.index={fold} must be one of 0 to {folds - 1}, as held_out.count={folds}"
+        )
     end = classes * fold // folds or classes
     block = np.arange(end - classes // folds, end)
     order = np.arange(classes) if seed is None else np.random.default_rng(seed).permutation(classes)

@@ -22,6 +22,7 @@ from dmljax.retrieval.layout import Ranks
 
 __all__ = [
     "CLUSTERING_FNS",
+    "KS",
     "LESS_IS_BETTER",
     "RANKING_FNS",
     "SCIKIT_LEARN_KMEANS",
@@ -70,6 +71,7 @@ def shown_name(name: str, options: Mapping[str, Any] = MappingProxyType({})) -> 
         raise ValueError(f"{name} needs {missing}, such as {name}(k=1)") from None
 
 
+KS = (1, 2, 4, 8)  # the default K of R@K
 RANKING_FNS: Mapping[str, RankingFn] = MappingProxyType(
     {
         shown_name(function.__name__): function
@@ -107,7 +109,7 @@ def retrieval(
     gallery_labels: Labels | None = None,
     groups: Int[np.ndarray, "q"] | None = None,
     gallery_groups: Int[np.ndarray, "n"] | None = None,
-    ks: Sequence[int] = (1, 2, 4, 8),
+    ks: Sequence[int] = KS,
     metric_fns: Mapping[str, RankingFn] = RANKING_FNS,
     similarity_fn: SimilarityFn = _retrieval.euclidean,
     tile: int | None = None,
@@ -189,7 +191,7 @@ def per_query(
     gallery_labels: Labels | None = None,
     groups: Int[np.ndarray, "q"] | None = None,
     gallery_groups: Int[np.ndarray, "n"] | None = None,
-    ks: Sequence[int] = (1, 2, 4, 8),
+    ks: Sequence[int] = KS,
     metric_fns: Mapping[str, RankingFn] = RANKING_FNS,
     similarity_fn: SimilarityFn = _retrieval.euclidean,
     tile: int | None = None,

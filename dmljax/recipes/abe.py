@@ -13,8 +13,8 @@ _EVALUATE: dict[str, dict[str, Any]] = {
     "cub200": {"every": 1000, "ks": (1, 2, 4, 8)},
     "cars196": {"every": 1000, "ks": (1, 2, 4, 8)},
     # The tables have no NMI on these sets, and thousands of clusters take long.
-    "sop": {"every": 5000, "ks": (1, 10, 100, 1000), "clustering": False},
-    "inshop": {"every": 5000, "ks": (1, 10, 20, 30, 40, 50), "clustering": False},
+    "sop": {"every": 5000, "ks": (1, 10, 100, 1000), "clustering": None},
+    "inshop": {"every": 5000, "ks": (1, 10, 20, 30, 40, 50), "clustering": None},
 }
 
 
@@ -112,7 +112,7 @@ def abe(
         "steps": 20000,
         "evaluate": {
             **_EVALUATE[dataset],
-            "mean_distance": ranking == "distance" and learners > 1,
+            "rankings": ("mean_distance",) if ranking == "distance" and learners > 1 else (),
         },
     }
     if net is not None:

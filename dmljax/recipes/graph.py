@@ -33,7 +33,7 @@ _VALUES: dict[str, dict[str, Any]] = {
         "method.heads": 8,
         "method.graph_weight": 0.0,
         "evaluate.ks": (1, 10, 100, 1000),
-        "evaluate.clustering": False,
+        "evaluate.clustering": None,
     },
     "inshop": {
         "optimizer.rate": 0.00011265974954242144,
@@ -42,7 +42,7 @@ _VALUES: dict[str, dict[str, Any]] = {
         "loss.temperature": 0.18591347176280537,
         "method.heads": 4,
         "evaluate.ks": (1, 10, 20, 30, 40),
-        "evaluate.clustering": False,
+        "evaluate.clustering": None,
     },
 }
 
@@ -144,16 +144,13 @@ def graph(
             "divide": 10.0,
         },
         "reload_best_at": ("30 epochs", "50 epochs"),
-        "validation": validation,
+        "held_out": validation,
         "select": "val/R@1" if validation else "test/R@1",
         # NMI as published: k-means of scikit-learn, the least inertia of ten starts.
         "evaluate": {
             "every": "1 epoch",
-            "kmeans": "scikit_learn",
-            "starts": 10,
-            "seeds": (0,),
-            "refine": test_time,
-            "clustering": True,
+            "clustering": {"name": "scikit_learn", "starts": 10, "seeds": (0,)},
+            "rankings": ("refined",) if test_time else (),
         },
     }
     config = with_values(config, values)

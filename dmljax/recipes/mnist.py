@@ -87,7 +87,9 @@ def mnist(
             "every": 1000,
             "ks": (1, 2, 4, 8),
             "knn": 5,
-            "frames": True,
+        },
+        "pictures": {
+            "name": "movie",
             "frame_ms": 100 * repeat_frames,
             "last_frame_ms": 100 * repeat_last,
         },

@@ -5,7 +5,7 @@ from typing import Any
 from dmljax.recipes.arguments import check_choice, with_values
 
 # Where a data set differs from CUB-200-2011.
-_LARGE = {"steps": 40000, "schedule.at": (16000, 32000), "evaluate.clustering": False}
+_LARGE = {"steps": 40000, "schedule.at": (16000, 32000), "evaluate.clustering": None}
 _LARGE |= {"evaluate.every": 1000}
 _VALUES = {
     "cub200": {},
@@ -52,6 +52,6 @@ def multi_similarity(*, dataset: str = "cub200") -> dict[str, Any]:
         "schedule": {"name": "steps", "at": (1200, 2400), "divide": 10.0},
         "steps": 3000,
         "select": "test/R@1",
-        "evaluate": {"every": 200, "ks": (1, 2, 4, 8, 16, 32), "clustering": True},
+        "evaluate": {"every": 200, "ks": (1, 2, 4, 8, 16, 32)},
     }
     return with_values(config, _VALUES[dataset])

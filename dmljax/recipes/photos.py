@@ -211,8 +211,8 @@ def _ladder(loss: str, backbone: dict[str, Any]) -> dict[str, Any]:
     of_head = ("sampler", "trained", "features", "schedule", "log_every", "optimizer")
     return {
         **_tuned(loss, backbone),
-        "validation": 0.2,
-        "evaluate": {"batch_size": 32, "clustering": False},
+        "held_out": 0.2,
+        "evaluate": {"batch_size": 32, "clustering": None},
         "ladder": [
             {
                 "name": "head",
@@ -243,7 +243,7 @@ def _from_scratch(loss: str) -> dict[str, Any]:
         "optimizer": {"name": "adam", "rate": 1e-4, "decay": 1e-4, **by_loss["optimizer"]},
         "schedule": {"name": "cosine", "warmup": 50},
         "steps": "30 epochs",
-        "validation": 0.2,
+        "held_out": 0.2,
         "select": "val/MAP@R",
         "evaluate": {"every": "5 epochs", "batch_size": 64},
     }

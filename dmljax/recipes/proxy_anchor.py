@@ -17,7 +17,7 @@ _LARGE = {
     "optimizer.rate": 6e-4,
     "schedule.at": _each(20),
     "schedule.divide": 4.0,
-    "evaluate.clustering": False,
+    "evaluate.clustering": None,
 }
 _VALUES: dict[tuple[str, str], dict[str, Any]] = {
     ("cub200", "bn_inception"): {},
@@ -74,6 +74,6 @@ def proxy_anchor(*, dataset: str = "cub200", net: str = "bn_inception") -> dict[
         "schedule": {"name": "steps", "at": _each(10), "divide": 2.0},
         "steps": "60 epochs",
         "select": "test/R@1",
-        "evaluate": {"every": "1 epoch", "ks": (1, 2, 4, 8), "clustering": True},
+        "evaluate": {"every": "1 epoch", "ks": (1, 2, 4, 8)},
     }
     return with_values(config, _VALUES[dataset, net])

@@ -46,7 +46,6 @@ def tinyimagenet(*, loss: str = "triplet") -> dict[str, Any]:
             "every": "5 epochs",
             "ks": (1, 2, 4, 8),
             "depth": "max_bin_count",
-            "frames": True,
-            "projector": 2000,
         },
+        "pictures": {"name": "movie", "projector": 2000},
     }

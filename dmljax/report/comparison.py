@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dmljax import metrics
-from dmljax.config import digests
+from dmljax.config import fields as config_fields
 from dmljax.config import files as config_files
 from dmljax.files import reading
 from dmljax.hints import counted
@@ -87,7 +87,9 @@ class RunComparison(NamedTuple):
     def changed_fields(self, name: str) -> list[tuple[str, Any, Any]]:
         """`(field, first, other)` of the fields that differ and that can change a result."""
         first, other = (self.configs[run] for run in (self.first, name))
-        first, other = (digests.essential(config) if config else {} for config in (first, other))
+        first, other = (
+            config_fields.essential(config) if config else {} for config in (first, other)
+        )
         return list(config_files.differences(first, other))
 
     @property

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import jax
 
 from dmljax.adapt import trained
-from dmljax.config import registry
-from dmljax.config.fields import typed
+from dmljax.config.resolve import with_defaults
 from dmljax.runs import frozen
 from dmljax.runs.folder import reopen
 from dmljax.train import optimizers
@@ -30,7 +29,7 @@ def export(
     worse than its backbone without training is refused unless `allow_worse`: `frozen.check`.
     """
     run, state = reopen(workdir, step=step, overrides=overrides)
-    spec = typed(run.config).trained
+    spec = run.options.trained
     if spec["name"] != trained.lora.__name__:
         raise ValueError(
             f"--adapter: {workdir} has no adapters, it was trained with trained={spec['name']!r}; "
@@ -44,7 +43,7 @@ def export(
     evaluator = Evaluator(run)
     evaluation = Evaluation({}, evaluator.embeddings(state, run.test))
     frozen.check(run, state, workdir, evaluation, evaluator, allow_worse=allow_worse)
-    options = {k: v for k, v in registry.complete("adaptation", spec).items() if k != "name"}
+    options = {k: v for k, v in with_defaults(spec).items() if k != "name"}
     params = jax.device_get(optimizers.averaged(state.params, state.opt_state))
     write_adapter(
         out,

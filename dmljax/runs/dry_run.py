@@ -34,20 +34,20 @@ def lines(config: Any, *, described: Sequence[str] = ()) -> Iterator[str]:
     """
     devices = {name: topologies.devices(name) for name in described}
     configs = ladder.configs(config)
-    options = [fields.typed(step_config) for _, step_config in configs]
-    is_split = not devices and any(step.runtime.sharded for step in options)
+    runtimes = [fields.complete(step_config)["runtime"] for _, step_config in configs]
+    is_split = not devices and any(runtime["sharded"] for runtime in runtimes)
     attached = _simulate_devices() if is_split else None
-    for (title, step_config), step in zip(configs, options, strict=True):
+    for (title, step_config), runtime in zip(configs, runtimes, strict=True):
         if title:
             yield f"== {title}"
         if devices:
             yield from _by_topology(step_config, devices)
             continue
-        run = _on(step_config, step.runtime.devices or attached)
+        run = _on(step_config, runtime["devices"] or attached)
         training.check(run)
         yield from _of_step(run)
         yield from _of_memory(run)
-        if step.runtime.sharded:
+        if runtime["sharded"]:
             yield from _by_devices(step_config)
 
 

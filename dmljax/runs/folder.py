@@ -14,7 +14,7 @@ from absl import logging
 
 from dmljax.config import files as config_files
 from dmljax.config.build import build
-from dmljax.config.digests import Digests, essential
+from dmljax.config.fields import Digests, essential
 from dmljax.data.splits import Split, warn_of_one_class
 from dmljax.files import locks, reading
 from dmljax.files.writing import make_folder, write_json
@@ -193,7 +193,7 @@ def reopen(
 def _build(workdir: pathlib.Path, overrides: Sequence[str], trust_modules: bool) -> Run:
     with reading.trusting_modules(trust_modules):
         run = build(config_files.override(reading.config_of_run(workdir), overrides))
-    compilation.keep_programs_or_warn(run.options.runtime.keep_programs)
+    compilation.keep_programs_or_warn()
     return run
 
 
@@ -295,7 +295,7 @@ def score(
 def split_of(run: Run, name: str) -> Split:
     """The split of a run by its name."""
     if name not in run.splits:
-        hint = "; a run with --config.validation=0.2 holds classes out" if name == "val" else ""
+        hint = "; a run with --config.held_out=0.2 holds classes out" if name == "val" else ""
         raise ValueError(f"the run has no split {name!r}: choose {', '.join(run.splits)}{hint}")
     return run.splits[name]
 
@@ -332,12 +332,13 @@ def write_scores(scores: QueryScores, folder: str | os.PathLike) -> None:
 
 def describe_clustering(run: Run) -> str:
     """How the scores of clustering were computed; "" if there are none."""
-    options = run.options.evaluate
-    if not run.metrics.clustering_fns:
+    clustering = run.options.evaluate.clustering
+    if clustering is None or not run.metrics.clustering_fns:
         return ""
-    start = "single starts" if options.starts == 1 else f"the best of {options.starts} by inertia"
-    seeds = ", ".join(str(seed) for seed in options.seeds)
-    mean = f"mean over the seeds {seeds}" if len(options.seeds) > 1 else f"seed {seeds}"
+    starts, count = clustering.starts, len(clustering.seeds)
+    start = "single starts" if starts == 1 else f"the best of {starts} by inertia"
+    seeds = ", ".join(map(str, clustering.seeds))
+    mean = f"mean over the seeds {seeds}" if count > 1 else f"seed {seeds}"
     return f"{', '.join(run.metrics.clustering_fns)}: k-means, {start}, {mean}"
 
 

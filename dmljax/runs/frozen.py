@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dmljax import metrics
-from dmljax.config import origin
+from dmljax.config import method
 from dmljax.report import comparison, scores_file
 from dmljax.report.scores_file import QueryScores
 from dmljax.runs import folder
@@ -206,7 +206,7 @@ def lines(run: Run, rows: Sequence[Against], workdir: str | os.PathLike) -> list
     if (worse := _decisive(run, rows)).is_worse:
         command = f"dmljax export {shlex.quote(str(workdir))} --allow-worse --out=run.bundle"
         text.append(
-            f"{_worse(worse)}: {bundle_advice(run.options.start, run.weights)}, and `{command}` "
+            f"{_worse(worse)}: {bundle_advice(run.start_folder, run.weights)}, and `{command}` "
             "makes one of this run"
         )
     return text
@@ -214,7 +214,7 @@ def lines(run: Run, rows: Sequence[Against], workdir: str | os.PathLike) -> list
 
 def bundle_advice(start: str | None, weights: str | None) -> str:
     """How to make a bundle of the frozen backbone of a run with these fields of the config."""
-    weights = origin.first_weights(start, weights)
+    weights = method.first_weights(start, weights)
     if weights is None:
         return "`dmljax export` makes no bundle of the backbone as it is without a file of weights"
     name = identify(weights) if os.path.isfile(weights) else None
@@ -284,6 +284,6 @@ def check(
     if worst.is_worse and not allow_worse:
         raise ValueError(
             f"{_worse(worst)}. To export it all the same: --allow-worse; "
-            f"{bundle_advice(run.options.start, run.weights)}"
+            f"{bundle_advice(run.start_folder, run.weights)}"
         )
     return rows

@@ -17,8 +17,9 @@ import jax
 
 from dmljax.adapt import interpolated
 from dmljax.config.build import build, digests_of
-from dmljax.config.fields import complete, typed
-from dmljax.config.splits import data_of
+from dmljax.config.data import data_of
+from dmljax.config.fields import complete
+from dmljax.config.resolve import resolve
 from dmljax.files import reading
 from dmljax.files import result as results
 from dmljax.files.result import Result
@@ -61,11 +62,11 @@ def run(
     reason = ""
     if classes < _FEWEST_CLASSES:
         reason = f"{classes} training classes are too few to hold some out"
-    elif not base["validation"] and base["fold"] is None:
-        reason = "no classes are held out (validation=0)"
+    elif base["held_out"] is None:
+        reason = "no classes are held out (held_out=None)"
     if reason:
         _say(f"{reason}: the ladder has only its first step, and nothing is chosen")
-        nothing_held_out = {"validation": 0.0, "select": "last"}
+        nothing_held_out = {"held_out": None, "select": "last"}
         base |= nothing_held_out
         steps = [steps[0] | nothing_held_out]
     for step in steps:  # An error of a later step shows before the first one trains.
@@ -80,11 +81,15 @@ def run(
             rows,
             best,
             digests=digests._asdict(),
-            advice=frozen.bundle_advice(base["start"], base["net"].get("weights")),
+            advice=frozen.bundle_advice(_start_folder(base), base["net"].get("weights")),
         )
-        hosts.on_process_0(lambda: finish(has_page=base["pictures"]))
+        hosts.on_process_0(lambda: finish(has_page=base["pictures"] is not None))
     result = results.read(workdir / best.folder)
     return {k.removeprefix("test/"): v for k, v in result.scores.items() if k.startswith("test/")}
+
+
+def _start_folder(config: Mapping[str, Any]) -> str | None:
+    return config["start"] and config["start"]["name"]
 
 
 def _say(line: str) -> None:
@@ -136,7 +141,7 @@ def _checked(ladder: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _sizes(base: Mapping[str, Any]) -> tuple[int, int]:
     """The training classes and images of the data set."""
-    train = data_of(typed({**base, "validation": 0.0, "fold": None})).train
+    train = data_of(resolve({**base, "held_out": None}, ("dataset",))).train
     return len(train.names), len(train)
 
 
@@ -158,7 +163,7 @@ def _climb(
         step_config = _changed(base, _fields(changes, base, images))
         if folders:
             options["before"] = workdir / folders[-1]
-            step_config |= {"start": str(options["before"]), "start_takes": "all"}
+            step_config["start"] = {"name": str(options["before"])}
             step_config["net"] = {k: v for k, v in step_config["net"].items() if k != "weights"}
         if "shares" in changes:
             chosen = _mixed(step_config, workdir, name, folders[-2:], changes["shares"], options)
@@ -234,7 +239,7 @@ def _best_rate(
     for rate in rates:
         place = f"{name}-{rate:g}"
         optimizer = {**config["optimizer"], "rate": rate}
-        candidate = {**config, "optimizer": optimizer, "pictures": False}
+        candidate = {**config, "optimizer": optimizer, "pictures": None}
         result = _run(candidate, workdir, place, options)
         scores[rate] = _held_out(result) or 0.0
         seconds += result.wall_seconds
@@ -261,7 +266,8 @@ def _mixed(
         values = _mixed_scores([workdir / place for place in places], shares)
         hosts.on_process_0(lambda: _write(file, {"runs": about, "scores": values}))
     best = max(values, key=lambda share: values[share])
-    config = {**config, "mixed_with": str(workdir / places[0]), "mixed_share": best, "steps": 0}
+    start = {**config["start"], "mixed_with": str(workdir / places[0]), "mixed_share": best}
+    config = {**config, "start": start, "steps": 0}
     result = _run(config, workdir, name, options)
     tried = ", ".join(f"{share:g}: {100 * value:.1f}" for share, value in values.items())
     return name, f"{best:g} of the step before ({tried})", result.wall_seconds

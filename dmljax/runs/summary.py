@@ -136,7 +136,7 @@ def choice(run: Run, step: int, rows: list[dict]) -> Chosen:
             sentence += (
                 f", but {key} was higher at step {best}: {100 * scores[best]:.1f}, now "
                 f"{100 * scores[last]:.1f}. To choose the step on held-out classes: "
-                "--config.validation=0.2 --config.select=val"
+                "--config.held_out=0.2 --config.select=val"
             )
         return Chosen(step, None, None, 1, sentence, uses_test)
     sentence = f"step {step} was chosen by {key}"
@@ -155,7 +155,7 @@ def facts(run: Run) -> dict[str, Any]:
             name: {"images": len(split), "classes": len(split.names)}
             for name, split in run.splits.items()
         },
-        "pretraining": run.options.start or run.weights,
+        "pretraining": run.start_folder or run.weights,
         "preprocessing": run.preprocessing,
         "average": run.options.evaluate.average,
         "seed": run.options.seed,

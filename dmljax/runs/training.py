@@ -9,12 +9,12 @@ from typing import Any
 
 import jax
 
-from dmljax.config import digests
+from dmljax.config import fields
 from dmljax.config.build import build
 from dmljax.data.splits import warn_of_one_class
 from dmljax.files import parts
 from dmljax.hints import counted
-from dmljax.report import pictures
+from dmljax.report import pictures as drawing
 from dmljax.runs import folder, frozen, page, summary
 from dmljax.train import compilation, features, initial_state, loop, resident, results
 from dmljax.train import start as start_lib
@@ -23,6 +23,7 @@ from dmljax.train.devices import check_determinism
 from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
 from dmljax.train.interrupts import Interrupts, Stopped
 from dmljax.train.journal import Journal, read
+from dmljax.train.options import Movie
 from dmljax.train.placement import on_every_device
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
@@ -39,15 +40,15 @@ def run(
     workdir, start = pathlib.Path(workdir), time.monotonic()
     compilation.compiled()  # counts from here on
     run = build(config)
-    warning = compilation.keep_programs(run.options.runtime.keep_programs)
+    warning = compilation.keep_programs()
     check(run)
     if run.options.runtime.deterministic:
         check_determinism(jax.devices()[0].platform, os.environ.get("XLA_FLAGS", ""))
-    run_digests = digests.of_config(
+    run_digests = fields.digests_of(
         run.config,
         data=run.data_digest,
         weights=None if run.weights is None else file_digest(run.weights),
-        start=start_lib.digest(run.options.start, run.options.mixed_with),
+        start=start_lib.digest(run.options.start),
     )
     with (
         folder.claimed(workdir, run.config, run_digests, overwrite=overwrite),
@@ -161,7 +162,7 @@ def _evaluate_untrained(
         journal.evaluation(0, baseline, split="raw")
     if run.options.evaluate.frozen:
         frozen.evaluate(run, evaluator, journal, workdir)
-    if run.options.evaluate.frames:
+    if isinstance(run.options.pictures, Movie):
         summary.frame(run, evaluator.embeddings(state, run.test), workdir, 0)
 
 
@@ -175,15 +176,16 @@ class _Observer:
     def __call__(self, step: int, evaluation: Evaluation) -> None:
         run = self._run
         if evaluation.test_embeddings is not None:
-            if run.options.evaluate.projector:
+            pictures = run.options.pictures
+            if pictures is not None and pictures.projector:
                 classes = [run.test.names[label] for label in run.test.labels]
                 self._journal.projector(
                     step,
                     evaluation.test_embeddings[MAIN],
                     classes,
-                    count=run.options.evaluate.projector,
+                    count=pictures.projector,
                 )
-            if run.options.evaluate.frames:
+            if isinstance(pictures, Movie):
                 summary.frame(run, evaluation.test_embeddings, self._workdir, step)
         if not self._has_warned and (line := summary.stuck(run, evaluation, self._workdir)):
             self._journal.say(line)
@@ -217,16 +219,16 @@ def _report(
         values |= {f"{frozen.PREFIXES[row.split]}/{row.name}": row.frozen for row in rows}
     against = [row._asdict() for row in rows]
     report.finished(choice, values, against_frozen=against, **summary.facts(run))
-    if not run.options.pictures or scores is None:
+    if run.options.pictures is None or scores is None:
         return
     start = time.perf_counter()
     if page.write(run, state, evaluation, workdir, scores, evaluator=evaluator):
         journal.say(f"report: {workdir / page.FILE} ({time.perf_counter() - start:.0f} s)")
-    if run.options.evaluate.frames:
-        pictures.movie(
+    if isinstance(movie := run.options.pictures, Movie):
+        drawing.movie(
             workdir / "frames",
             workdir / "movie.gif",
-            frame_ms=run.options.evaluate.frame_ms,
-            last_frame_ms=run.options.evaluate.last_frame_ms,
+            frame_ms=movie.frame_ms,
+            last_frame_ms=movie.last_frame_ms,
         )
         journal.say(f"movie: {workdir / 'movie.gif'}")

@@ -136,15 +136,15 @@ def embed(
             "normalize": registry.complete("normalization", normalize),
         }
         title, license = backbone.name, str(published.license)
-    function, keywords = registry.find("transform", spec)
-    transform_fn = transform_lib.bind(function, **keywords)
+    transform = registry.resolve("transform", spec)
+    transform_fn = transform_lib.bind(transform.func, **transform.keywords)
     preprocessing = transform_fn.title
     if normalize is not None:
         preprocessing += f", {normalization_title(normalize)}"
     store = Cache(
         cache or at_hand.features_folder(),
         about,
-        evaluation=(transform_fn, registry.complete("transform", spec)),
+        evaluation=(transform_fn, registry.with_defaults(spec, transform)),
     )
     records: Any = store.split(images).records
     if shard is not None or not store.is_complete:

@@ -8,8 +8,8 @@ import pathlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from dmljax.config import digests
 from dmljax.config import files as config_files
+from dmljax.config.fields import essential
 from dmljax.files import locks, reading
 from dmljax.files.result import FILE
 from dmljax.files.writing import make_folder, write_json
@@ -232,9 +232,7 @@ def _content(
         "runs": folder,
         "comparison": _comparison(study),
         "baselines": {row.name: row.baseline for row in study.rows},
-        "rows": {
-            name: {"essential": digests.essential(dict(config))} for name, config in configs.items()
-        },
+        "rows": {name: {"essential": essential(dict(config))} for name, config in configs.items()},
         "planned": [run._asdict() for run in runs],
     }
     return json.loads(json.dumps(index))
@@ -259,7 +257,7 @@ def _changed_rows(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[st
         if name not in new:
             yield f"row {name!r}: it is gone"
             continue
-        if changes := _changes(digests.essential(row["essential"]), new[name]["essential"]):
+        if changes := _changes(essential(row["essential"]), new[name]["essential"]):
             yield f"row {name!r}: {', '.join(changes[:3])}"
 
 

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dmljax.config import digests, fields, registry
+from dmljax.config import fields, registry
 from dmljax.config import files as config_files
 from dmljax.files import reading
 from dmljax.hints import check_known
@@ -21,7 +21,7 @@ MOVABLE = (
     "runtime",
     "notes",
     "pictures",
-    *(f"{a}.{b}" for a in digests.PATHS for b in digests.PATHS[a]),
+    *(f"{a}.{b}" for a in fields.PATHS for b in fields.PATHS[a]),
 )
 # Fields of a config that name a function with keywords, by the kind of the function.
 _KIND_OF = {"eval_transform": "transform", "normalize": "normalization"}
@@ -36,10 +36,14 @@ _NAMED: tuple[str, ...] = (
 )
 _NAMED += ("loss", "miner", "optimizer", "schedule")
 # Their fields that are not keywords of the function.
-OTHER_FIELDS = {"net": ("weights",), "dataset": ("image_share", "class_share", "full_epochs")}
+OTHER_FIELDS = {
+    "net": ("weights",),
+    "dataset": ("image_share", "class_share", "full_epochs"),
+    "sampler": ("every",),
+}
 # Fields that `_check_config` reads.
 _CHECKED = {"method", "loss", "miner", "tile", "select", "patience", "reload_best_at"}
-_CHECKED |= {"evaluate", "fold", "validation"}
+_CHECKED |= {"evaluate", "held_out"}
 
 
 class PlannedRun(NamedTuple):
@@ -128,7 +132,7 @@ def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
     `{"name": "triplet"}` and `{"name": "triplet", "margin": 0.05}` are equal here if the default
     margin is 0.05.
     """
-    content = digests.essential(dict(config))
+    content = fields.essential(dict(config))
     for section in _NAMED:
         if content.get(section) is not None:
             content[section] = _with_defaults(_KIND_OF.get(section, section), content[section])
@@ -187,9 +191,8 @@ def check_rows(study: Study) -> dict[str, dict[str, Any]]:
         if row.runs_of is not None or row.from_search:
             continue
         config = configs[row.name] = completed(f"row {row.name!r}", row)
-        _check_scores(study, row.name, config)
-        start = row.start_from and (row.start_from, config["start_takes"])
-        content = _comparable([resolved(config), start, config["mixed_with"], row.seeds])
+        other_run = config["start"] and config["start"]["mixed_with"]
+        content = _comparable([resolved(config), row.start_from, other_run, row.seeds])
         if (other := rows_by_content.setdefault(content, row.name)) != row.name:
             raise ValueError(
                 f"the rows {other!r} and {row.name!r} have the same config: remove one of them, "
@@ -237,39 +240,19 @@ def _check_range(field: str, range_: tuple, search: Search, base: Mapping[str, A
 def _check_config(
     study: Study, title: str, config: Mapping[str, Any], scores: Iterable[str]
 ) -> None:
-    """What would end each run at its start, or leave a column empty, as far as no data say it."""
-    from dmljax.config.method import check_method  # here: they import jax
-    from dmljax.config.scores import check_selection
-    from dmljax.config.splits import holds_out
+    """Raises for what would end each run at its start, or leave a column empty."""
+    from dmljax.config.scores import check  # here: it imports jax
 
     if study.folds is not None:
-        config = {**config, "folds": study.folds, "fold": 0}
+        config = {**config, "held_out": _fold(study.folds, 0)}
     try:
-        options = fields.typed(config)
-        check_method(options)
-        check_selection(options)
-        held_out = [score for score in scores if score.startswith("val/")]
-        if not holds_out(options) and held_out:
-            raise ValueError(
-                f"the score {held_out[0]} needs held-out classes: validation=0.2, or folds of the "
-                "study"
-            )
+        check(config, scores)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{title}: {error}") from error
 
 
-def _check_scores(study: Study, title: str, config: Mapping[str, Any]) -> None:
-    """R@K that no evaluation computes, before any run is made."""
-    options = config["evaluate"]
-    if options.get("metrics") is not None:
-        return
-    for score in study.scores:
-        name = score.removeprefix("test/").removeprefix("val/")
-        if name.startswith("R@") and name[2:].isdigit() and int(name[2:]) not in options["ks"]:
-            raise ValueError(
-                f"scores: row {title!r} computes no {name}, because evaluate.ks is "
-                f"{tuple(options['ks'])}: add it to evaluate.ks, or leave the column out"
-            )
+def _fold(count: int | None, index: int) -> dict[str, Any]:
+    return {"name": "fold", "index": index, "count": count, "seed": None}
 
 
 class Planner:
@@ -298,13 +281,13 @@ class Planner:
     def _planned(self, row: Row, seed: int, fold: int | None) -> PlannedRun | None:
         overrides, after = {**row.overrides, "seed": seed}, None
         if fold is not None:
-            overrides |= {"folds": self._study.folds, "fold": fold}
+            overrides["held_out"] = _fold(self._study.folds, fold)
         if row.start_from is not None:
             start = self._planned(self._study.row(row.start_from), seed, fold)
             if start is None or outcome(self._runs / start.digest).state != "finished":
                 return None
             after = start.digest
-            overrides["start"] = str(self._runs / after)
+            overrides["start.name"] = str(self._runs / after)
         words = flags(overrides)
         run = PlannedRun(row.name, seed, fold, row.config, tuple(words), "", after)
         check_names(run, self._study)  # a point of a search is from its database

@@ -53,8 +53,8 @@ def _image_shape(config: Mapping[str, Any]) -> tuple[int, ...]:
     from dmljax.data.reader import Reader
     from dmljax.data.transforms import transform
 
-    function, keywords = registry.find("transform", config["eval_transform"])
-    transform_fn = transform.bind(function, **keywords)
+    chosen = registry.resolve("transform", config["eval_transform"])
+    transform_fn = transform.bind(chosen.func, **chosen.keywords)
     shapes = {
         transform_fn(np.zeros((*size, 3), np.uint8), np.random.default_rng(0)).shape
         for size in ((256, 256), (320, 280))

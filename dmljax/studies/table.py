@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dmljax import metrics
-from dmljax.config.digests import essential
+from dmljax.config.fields import essential
 from dmljax.files.result import Result, first_best
 from dmljax.hints import counted, shown_duration
 from dmljax.metrics import Difference, Estimate
@@ -447,6 +447,7 @@ def _spec(spec: Any) -> str:
 
 
 def _clustering(options: Mapping[str, Any]) -> str:
+    options = options["clustering"] or {}
     starts = options.get("starts", 1)
     best = f", each the best of {starts} starts by inertia" if starts > 1 else ""
     return f"seeds {', '.join(map(str, options.get('seeds', ())))}{best}"

@@ -41,13 +41,13 @@ def sentence() -> str:
     return f"XLA compiled {programs} programs in {seconds:.1f} s{source}"
 
 
-def keep_programs_or_warn(is_wanted: bool = True) -> None:
+def keep_programs_or_warn() -> None:
     """`keep_programs`, and logs its warning."""
-    if warning := keep_programs(is_wanted):
+    if warning := keep_programs():
         logging.warning(warning)
 
 
-def keep_programs(is_wanted: bool) -> str | None:
+def keep_programs() -> str | None:
     """Keeps compiled programs in `at_hand.compiled_folder`; returns a warning if it cannot.
 
     What the user has set (JAX_COMPILATION_CACHE_DIR and the other variables of jax) stays. Several
@@ -55,7 +55,7 @@ def keep_programs(is_wanted: bool) -> str | None:
     there, and while XLA compiles, each process times a share of the kernels for all. If one reads
     what the others must compile, they may wait for its share for ever.
     """
-    if not is_wanted or _folder():
+    if _folder():
         return None
     if jax.process_count() > 1 and jax.default_backend() == "gpu":
         return (

@@ -19,6 +19,7 @@ from dmljax.train import features, hosts, optimizers
 from dmljax.train.devices import with_rows
 from dmljax.train.embedding import embed
 from dmljax.train.interrupts import Interrupts
+from dmljax.train.options import KMeans
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
@@ -28,11 +29,23 @@ _MAX_PIXELS = 64 * 64 * 3
 _MAX_PIXEL_IMAGES = 20_000
 
 
+def _clustering_options(clustering: KMeans | None) -> dict[str, Any]:
+    """Returns the options of k-means for `score`."""
+    if clustering is None:
+        return {}
+    is_published = clustering.name == "scikit_learn"
+    return {
+        "seeds": clustering.seeds,
+        "starts": clustering.starts,
+        "kmeans_options": metrics.SCIKIT_LEARN_KMEANS if is_published else {},
+    }
+
+
 def score(
     embeddings: np.ndarray,
     split: Split,
     *,
-    ks: Sequence[int] = (1, 2, 4, 8),
+    ks: Sequence[int],
     ranking_fns: Mapping[str, Callable] = metrics.RANKING_FNS,
     clustering_fns: Mapping[str, Callable] = metrics.CLUSTERING_FNS,
     embedding_fns: Mapping[str, Callable] = types.MappingProxyType({}),
@@ -258,10 +271,10 @@ class Evaluator:
         for dim in self._run.method.prefixes:
             values = self._ranking_scores(vectors.prefix(main, dim), split)
             scores |= {f"{prefix_name(dim)}/{name}": value for name, value in values.items()}
-        if options.refine:
+        if "refined" in options.rankings:
             values = self._ranking_scores(self._refined(state, main, split), split)
             scores |= {f"refined/{name}": value for name, value in values.items()}
-        if options.mean_distance:
+        if "mean_distance" in options.rankings:
             parts = {name: x for name, x in embeddings.items() if name != MAIN}
             scores |= self.mean_distance_scores(parts, split)
         if options.knn and set(split.names) & set(self._run.train.names):
@@ -284,9 +297,7 @@ class Evaluator:
             ranking_fns=run_metrics.ranking_fns,
             clustering_fns=run_metrics.clustering_fns if clustering else {},
             embedding_fns=run_metrics.embedding_fns,
-            seeds=options.seeds,
-            starts=options.starts,
-            kmeans_options=metrics.SCIKIT_LEARN_KMEANS if options.kmeans == "scikit_learn" else {},
+            **_clustering_options(options.clustering),
             depth=options.depth,
             devices=self._run.shards.mesh.local_devices,
         )

@@ -88,12 +88,12 @@ def _pretrained(
     if run.options.start is None:
         assert run.weights is not None
         return load(run.weights, run.net, image_shape=shape, report_fn=report_fn), None
-    origin = start.find(run.options.start)
+    origin = start.find(run.options.start.name)
     arrays = run.start_arrays_fn(origin, shape)
-    if (folder := run.options.mixed_with) is not None:
-        share = run.options.mixed_share
+    if (folder := run.options.start.mixed_with) is not None:
         other = run.start_arrays_fn(start.find(folder), shape)
-        arrays = start.mixed(arrays, other, share=share, folders=(run.options.start, folder))
+        folders = (run.options.start.name, folder)
+        arrays = start.mixed(arrays, other, share=run.options.start.mixed_share, folders=folders)
     backbone = start.backbone(origin, arrays, run.net, image_shape=shape, report_fn=report_fn)
     others, line = start.others(origin, arrays, run.taken)
     say(line)

@@ -116,8 +116,8 @@ def train(
         score = evaluation.scores.get(run.selection.key)
         history.extend([] if score is None else [score])
         save(score, overwrite=is_repeated)
-        if jax.process_index() == 0 and run.call_fn is not None:
-            run.call_fn(evaluation, step=step, workdir=workdir)
+        if jax.process_index() == 0 and (call_fn := run.options.evaluate.call) is not None:
+            call_fn(evaluation, step=step, workdir=workdir)
         # An array that lives on can lie in the block of a step, which glibc keeps
         # (`main.tune_cpu`); without this the process grows by a block with every evaluation.
         allocator.trim()
@@ -146,7 +146,7 @@ def train(
         evaluation = None
     if start_step in run.reload_steps:  # A checkpoint holds the state before the reload.
         state = _reload_best(state, run, checkpoints)
-    device_batches = prefetch(host_batches, run.shards.rows, window=run.options.runtime.window)
+    device_batches = prefetch(host_batches, run.shards.rows, window=run.options.runtime.data.window)
     patience = run.options.patience
     is_over = is_out_of_patience(history, patience)  # The run was finished already.
     remaining_steps = range(start_step + 1, start_step + 1 if is_over else run.steps + 1)
@@ -156,7 +156,7 @@ def train(
         if step - 1 in run.neighbor_steps:
             host_batches.replace(_batches(run, step - 1, refresh_neighbors(), resident))
             device_batches = prefetch(
-                host_batches, run.shards.rows, window=run.options.runtime.window
+                host_batches, run.shards.rows, window=run.options.runtime.data.window
             )
         with journal.waiting():
             batch = next(device_batches)
@@ -311,9 +311,10 @@ def _evaluate(
     step: int,
     interrupts: Interrupts,
 ) -> Evaluation:
-    clustering = step == run.steps or run.options.evaluate.clustering != "end"
+    clustering = run.options.evaluate.clustering
+    is_clustered = clustering is not None and (step == run.steps or not clustering.only_last)
     with interrupts.stoppable():
-        evaluation = evaluator.evaluate(state, clustering=clustering)
+        evaluation = evaluator.evaluate(state, clustering=is_clustered)
     for split in ("test", "val"):
         if scores := evaluation.of_split(split):
             journal.evaluation(step, scores, split=split, shown=run.selection.score)

@@ -1,20 +1,40 @@
-"""The fields of a config: default, type, smallest value and meaning of each. Imports no jax.
+"""The fields of a config: default, type, bounds and meaning of each. Imports no jax.
 
-Help, error messages and the table of docs/config.md are made from these dataclasses.
+Help, error messages and the table in the documentation are generated from these dataclasses.
 """
 
 # ruff: noqa: RUF009  `_option` returns a `dataclasses.field`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-# A name and keywords of a function, such as {"name": "triplet", "margin": 0.1}. A config may also
-# hold the name alone.
-Spec = Mapping[str, Any]
-# Steps, or '5 epochs' of the sampler.
+# A number of steps, or '5 epochs' of the sampler.
 Length = int | str
+
+
+class Spec(dict):
+    """A function with arguments, as a config names it: {"name": "triplet", "margin": 0.1}.
+
+    A config may also hold the name alone. `config.resolve` adds the function.
+    """
+
+    def __init__(self, values: Mapping[str, Any], partial: functools.partial | None = None):
+        super().__init__(values)
+        self._partial = partial
+
+    @property
+    def partial(self) -> functools.partial:
+        """The function as a partial with the arguments of the config."""
+        assert self._partial is not None, "this field was not resolved"
+        return self._partial
+
+    @property
+    def function(self) -> Callable:
+        """The function with the arguments of the config; the function itself if there are none."""
+        return self.partial if self.partial.keywords else self.partial.func
 
 
 def _option(
@@ -25,7 +45,7 @@ def _option(
     below: float | None = None,
     choices: Sequence[str] = (),
 ) -> Any:
-    """Returns a field with its meaning, its bounds (`below` is exclusive) and its names."""
+    """Returns a field with its meaning, its bounds (`below` is exclusive) and its choices."""
     metadata = {"meaning": meaning, "least": least, "below": below, "choices": choices}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
@@ -37,49 +57,144 @@ def _required(meaning: str) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class KMeans:
+    """`evaluate.clustering='kmeans'`: NMI, AMI, ARI and F1 of a clustering by k-means."""
+
+    name: str
+    starts: int = _option(1, "starts of k-means; the lowest inertia counts", least=1)
+    seeds: Sequence[int] = _option((0, 1, 2), "seeds; scores are averaged over them")
+    only_last: bool = _option(False, "cluster only after the last step")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Page:
+    """`pictures='page'`: the page of the run."""
+
+    name: str
+    projector: int = _option(0, "test images in TensorBoard's projector", least=0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Movie(Page):
+    """`pictures='movie'`: also a movie of the test embeddings, a frame for each evaluation."""
+
+    frame_ms: int = _option(200, "milliseconds that a frame is shown", least=20)
+    last_frame_ms: int = _option(3000, "milliseconds that the last frame is shown", least=20)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LastClasses:
+    """`held_out=0.2`: the last training classes, in the order of their names, are held out."""
+
+    name: str
+    fraction: float = _option(0.2, "fraction of the classes", least=0, below=1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fold:
+    """`held_out.name='fold'`: one block of the training classes is held out."""
+
+    name: str
+    index: int = _option(0, "the block, counted from 0", least=0)
+    count: int = _option(4, "number of blocks", least=2)
+    seed: int | None = _option(None, "seed that shuffles the classes first; None: their order")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Start:
+    """`start='runs/a'`: the run whose parameters this run begins with."""
+
+    name: str
+    takes: str = _option("all", "parameters to copy", choices=("all", "backbone"))
+    mixed_with: str | None = _option(None, "a second run, to average parameters with")
+    mixed_share: float = _option(0.5, "weight of the second run", least=0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Computed:
+    """`features='computed'`: the backbone runs in every step."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cached:
+    """`features='cached'`: the features of a frozen backbone are computed once and kept on disk."""
+
+    name: str
+    views: int = _option(
+        0,
+        "augmented features of each training image, one of which is drawn in a step; 0: one "
+        "feature without augmentation",
+        least=0,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """`runtime.data`: how the images of a step get to the devices."""
+
+    name: str
+    window: int = _option(1, "steps whose images are sent as one block", least=1)
+
+
+# Fields whose value is one of several settings, by field: {name of the setting: its dataclass}.
+# A setting is written as its name or dict(name=..., ...); a completed config holds all of its
+# fields. The name of a `Start` is a folder.
+SETTINGS: Mapping[str, Mapping[str, type]] = {
+    "evaluate.clustering": {"kmeans": KMeans, "scikit_learn": KMeans},
+    "features": {"computed": Computed, "cached": Cached},
+    "held_out": {"last": LastClasses, "fold": Fold},
+    "pictures": {"page": Page, "movie": Movie},
+    "runtime.data": {"host": Delivery, "device": Delivery, "auto": Delivery},
+    "start": {"": Start},
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
     """When splits are embedded, and which scores are computed."""
 
-    every: Length | None = _option(None, "steps, or '5 epochs'; None: once, after the last step")
-    metrics: tuple | None = _option(None, "names of the scores; None: all")
-    extra: tuple = _option((), "names of more scores, added to `metrics`")
-    ks: Sequence[int] = _option((1, 2, 4, 8), "the K of R@K")
+    every: Length | None = _option(
+        None, "interval in steps, or '5 epochs'; None: only after the last step"
+    )
+    metrics: tuple = _option(
+        ("all",), "scores to compute: names of metrics; 'all' stands for all that need no choice"
+    )
+    ks: Sequence[int] | None = _option(None, "the K of R@K; None: `metrics.KS`")
     depth: int | str | None = _option(
         None,
-        "mAP and MRR also of rankings that are cut here; 'max_bin_count': the most positives",
+        "also report mAP and MRR at this cutoff; 'max_bin_count': the largest number of positives",
         least=1,
         choices=("max_bin_count",),
     )
     average: str = _option(
-        "queries",
-        "what counts the same in a mean score",
-        choices=("queries", "classes"),
+        "queries", "average over queries or over classes", choices=("queries", "classes")
     )
-    clustering: bool | str = _option(
-        True, "compute NMI, AMI, ARI and F1; 'end': only after the last step", choices=("end",)
+    clustering: Any = _option(
+        "kmeans",
+        "k-means behind NMI, AMI, ARI and F1, with `starts`, `seeds` and `only_last`. "
+        "'scikit_learn' tries several candidates for each center, runs 300 iterations at most and "
+        "stops by tolerance, as published tables do; it is slow with thousands of classes. None: "
+        "no clustering",
     )
-    kmeans: str = _option(
-        "plain",
-        "'scikit_learn': the best of several candidates for each start, 300 iterations at most, "
-        "an end by tolerance, as published tables have it; slow with thousands of classes",
-        choices=("plain", "scikit_learn"),
+    batch_size: int = _option(256, "number of images embedded at once", least=1)
+    knn: int = _option(
+        0, "training images that vote on the class of a test image; 0: no vote", least=0
     )
-    starts: int = _option(1, "starts of k-means; the one with the least inertia counts", least=1)
-    batch_size: int = _option(256, "images that are embedded at a time", least=1)
-    knn: int = _option(0, "training images that vote on the label of a test image", least=0)
-    seeds: Sequence[int] = _option((0, 1, 2), "seeds of k-means, over which scores are averaged")
-    refine: bool = _option(False, "also score embeddings that the method `graph` refines")
-    mean_distance: bool = _option(False, "also rank by the mean distance of the learners of `abe`")
+    rankings: Sequence[str] = _option(
+        (),
+        "further rankings to score: 'refined' (embeddings that the method `graph` refines), "
+        "'mean_distance' (the mean distance of the learners of `abe`)",
+    )
     frozen: bool | None = _option(
         None,
-        "score the pretrained backbone as it is, before training, and compare at the end; None: "
-        "where a run starts from one",
+        "score the pretrained backbone before training, and compare the result with it; None: if "
+        "the run has a pretrained backbone",
     )
-    frames: bool = _option(False, "draw the test embeddings at each evaluation, for a movie")
-    projector: int = _option(0, "test images in TensorBoard's projector", least=0)
-    frame_ms: int = _option(200, "milliseconds of a frame of the movie", least=20)
-    last_frame_ms: int = _option(3000, "milliseconds of the last frame of the movie", least=20)
-    call: str | None = _option(None, "your function, 'my_package.my_module:f', called afterwards")
+    call: Any = _option(
+        None, "your function, 'my_package.my_module:f', called after each evaluation"
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,43 +202,40 @@ class CheckpointOptions:
     """When the state of a run is saved."""
 
     every: Length | None = _option(
-        None, "steps, or '1 epoch'; None: as `evaluate.every`, else a fifth of the run"
+        None, "interval in steps, or '1 epoch'; None: `evaluate.every`, else a fifth of the run"
     )
-    keep: int = _option(2, "checkpoints that are kept, beside the best one", least=1)
+    keep: int = _option(2, "number of checkpoints to keep, besides the best one", least=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RuntimeOptions:
-    """What cannot change a result, and so may differ when a run is continued."""
+    """Options that cannot change a result, so that a continued run may change them."""
 
     workers: int | None = _option(
         None,
-        "processes that read images; 0: threads of this process; None: with an accelerator and 8 "
-        "cores or more, half as many as cores, for image files; else 0",
+        "processes that read images; 0: threads of this process; None: half the number of cores "
+        "for image files with an accelerator and 8 cores or more, else 0",
         least=0,
     )
     cache: bool = _option(False, "keep decoded images in memory")
-    data: str = _option(
+    data: Any = _option(
         "host",
-        "what keeps the training images: the 'host' sends the images of a step; a 'device' has all "
-        "and is sent the rows of a step, and transforms them; 'auto': the devices if they can",
-        choices=("host", "device", "auto"),
+        "where the training images are: the 'host' sends the images of each step, with `window` "
+        "steps at once; a 'device' holds and transforms all of them; 'auto': a device if possible",
     )
-    window: int = _option(1, "with data='host', steps whose images are sent as one block", least=1)
-    devices: int | None = _option(None, "devices that are used; None: all", least=1)
-    deterministic: bool = _option(False, "runs repeat bit for bit on GPUs, too; on CPUs they do")
+    devices: int | None = _option(None, "number of devices to use; None: all", least=1)
+    deterministic: bool = _option(
+        False, "repeat runs bit for bit on GPUs too; on CPUs they always repeat"
+    )
     sharded: str | None = _option(
         None,
-        "what devices share: the weights of 'classes'; also the 'state' of the optimizer; 'all': "
-        "also the parameters",
+        "what is sharded over the devices: 'classes': weights of classes; 'state': also the state "
+        "of the optimizer; 'all': also the parameters; None: nothing but the batch",
         choices=("classes", "state", "all"),
     )
     features: str | None = _option(
         None,
-        "the folder of cached features; None: features in $DMLJAX_CACHE or ~/.cache/dmljax",
-    )
-    keep_programs: bool = _option(
-        True, "keep compiled programs in $DMLJAX_CACHE/compiled or ~/.cache/dmljax/compiled"
+        "the folder of cached features; None: $DMLJAX_CACHE/features or ~/.cache/dmljax/features",
     )
 
 
@@ -132,89 +244,92 @@ class Options:
     """A whole config."""
 
     dataset: Spec = _required(
-        "a data set and where it lies; `image_share`, `class_share`: a part of the training split; "
-        "`full_epochs`: an epoch has as many steps as with all training images"
+        "the data set and where it is stored; `image_share`, `class_share`: fractions of the "
+        "training split; `full_epochs`: an epoch has as many steps as with all training images"
     )
-    net: Spec = _required("a backbone; `weights`: the file of its pretrained weights")
-    loss: Spec = _required("a function of `losses`")
-    method: Spec = _required("what is trained: pairs, proxies, graph, dvml or abe")
-    steps: Length = _required("the length of training: a number, or '60 epochs'")
-    seed: int = _option(
-        0, "the seed of initial values, batches and augmentation", least=0, below=2**63
-    )
+    net: Spec = _required("the backbone; `weights`: the file of its pretrained weights")
+    loss: Spec = _required("the loss, a function of `losses`")
+    method: Spec = _required("the training method: pairs, proxies, graph, dvml or abe")
+    steps: Length = _required("length of training: a number of steps, or '60 epochs'")
+    seed: int = _option(0, "seed of initial values, batches and augmentation", least=0, below=2**63)
     size: int | None = _option(
-        None, "`size` of both transforms, unless they set it", least=1, below=8193
+        None, "`size` of both transforms, unless they set their own", least=1, below=8193
     )
     transform: Spec = _option("standard_train", "how a training image is cropped and distorted")
     eval_transform: Spec = _option("standard_eval", "how an image is prepared for evaluation")
-    normalize: Spec | None = _option(None, "mean and deviation of pixels; None: as the weights say")
+    normalize: Spec | None = _option(
+        None, "mean and std of the pixels; None: as the weights or the net require"
+    )
     unreadable: str = _option(
         "raise", "what to do with an image that cannot be read", choices=("raise", "skip")
     )
     sampler: Spec = _option(
-        {"name": "class_balanced", "classes": 32, "per_class": 4}, "which images form a batch"
+        {"name": "class_balanced", "classes": 32, "per_class": 4},
+        "how images are drawn into a batch; `every` ('1 epoch'): how often samplers that use "
+        "neighboring classes search them",
     )
-    neighbors_every: Length = _option(
-        "1 epoch",
-        "when the classes nearest to each other are searched, for samplers that take `neighbors`",
+    miner: Spec | None = _option(
+        None, "which pairs or triplets count in the loss, a function of `miners`; None: all"
     )
-    miner: Spec | None = _option(None, "a function of `miners`: which pairs count in the loss")
-    chunk: int | None = _option(None, "images that the net sees at a time; None: all", least=1)
+    chunk: int | None = _option(
+        None, "number of images that the net embeds at once; None: the whole batch", least=1
+    )
     tile: int | None = _option(
-        None,
-        "rows that a pair loss compares with as many rows at a time; None: all with all",
-        least=1,
+        None, "tile size for pair losses; None computes the full matrix", least=1
     )
-    optimizer: Spec = _option({"name": "adam", "rate": 1e-4}, "its `rate`, `decay`, `groups`, ...")
-    schedule: Spec = _option("cosine", "the learning rate over time, with `warmup`")
+    optimizer: Spec = _option(
+        {"name": "adam", "rate": 1e-4}, "the optimizer with its `rate`, `decay`, `groups`, ..."
+    )
+    schedule: Spec = _option("cosine", "the learning rate over time; `warmup`: steps of warm-up")
     reload_best_at: tuple = _option((), "steps after which the best parameters are loaded again")
-    start: str | None = _option(None, "the folder of a run: this one begins with its parameters")
+    start: Any = _option(
+        None,
+        "the folder of a run to take the first parameters from; `takes`: 'all' or 'backbone'; "
+        "`mixed_with`, `mixed_share`: a second run to average them with, and its weight",
+    )
     distill: float = _option(
         0.0,
-        "weight of the distance between similarities in a batch by the embeddings and by the "
-        "backbone before training",
+        "weight of a loss that keeps the similarities in a batch close to those of the backbone "
+        "before training",
         least=0,
     )
-    mixed_with: str | None = _option(
-        None,
-        "with `start`, the folder of a second run: the first parameters are averages of both",
-    )
-    mixed_share: float = _option(0.5, "with `mixed_with`, the share of the second run", least=0)
     ladder: Sequence[dict] = _option(
-        (),
-        "steps of fine-tuning, each with a name and the fields that it changes: docs/finetune.md",
+        (), "stages of fine-tuning, each a name and the fields that it changes: docs/finetune.md"
     )
-    start_takes: str = _option("all", "what is taken from `start`", choices=("all", "backbone"))
     trained: Spec = _option(
         "all",
-        "what learns: 'all'; 'last': not the backbone; of the backbone the last `count` 'blocks', "
-        "the 'biases', low-rank adapters ('lora'), or 'prompts' of a vision transformer",
+        "which parameters learn: 'all'; 'last': all but the backbone; of the backbone only the "
+        "last `count` 'blocks', the 'biases', low-rank adapters ('lora'), or 'prompts' of a vision "
+        "transformer",
     )
-    features: str = _option(
+    features: Any = _option(
         "computed",
-        "with trained='last': 'cached' computes the features of the backbone once for every image, "
-        "keeps them on disk, and trains on them",
-        choices=("computed", "cached"),
+        "with trained='last', 'cached' computes the features of the backbone once for every image "
+        "and trains on them; `views`: augmented features of each image",
     )
-    views: int = _option(
-        0,
-        "with features='cached': features of each training image after `transform`, of which a "
-        "step draws one; 0: one feature of each image, without augmentation",
-        least=0,
+    held_out: Any = _option(
+        None,
+        "training classes to hold out for validation: a fraction such as 0.2, or dict(name='fold', "
+        "index=0, count=4, seed=None)",
     )
-    validation: float = _option(0.0, "share of training classes held out", least=0, below=1)
-    fold: int | None = _option(None, "the block of training classes that is held out, from 0")
-    folds: int = _option(4, "blocks into which `fold` divides the training classes")
-    fold_seed: int | None = _option(None, "shuffles the classes before they are divided", least=0)
-    select: str = _option("last", "the step that counts: the 'last', or the best by 'val/MAP@R'")
+    select: str = _option(
+        "last", "the step that counts: 'last', or the best by a score such as 'val/MAP@R'"
+    )
     patience: int | None = _option(
-        None, "the run ends after more evaluations than this without a new best score", least=0
+        None,
+        "stop after more than this many evaluations without improvement of `select`",
+        least=0,
     )
     evaluate: EvaluationOptions = EvaluationOptions()
     checkpoint: CheckpointOptions = CheckpointOptions()
-    log_every: int = _option(20, "steps between two lines of the log", least=1)
-    pictures: bool = _option(True, "write the page of the run, and the movie of its frames")
-    notes: str = _option("", "anything that you want to remember")
+    log_every: int = _option(20, "steps between two log lines", least=1)
+    pictures: Any = _option(
+        "page",
+        "'page': the page of the run; 'movie': also a movie of the test embeddings, with "
+        "`frame_ms` and `last_frame_ms`; `projector`: images in TensorBoard's projector; None: "
+        "neither",
+    )
+    notes: str = _option("", "your own notes")
     runtime: RuntimeOptions = RuntimeOptions()
 
 
@@ -226,12 +341,12 @@ SECTIONS = {
 
 
 def fields_of(section: Any) -> dict[str, dataclasses.Field]:
-    """The fields of a dataclass of options by their names."""
+    """Returns the fields of a dataclass of options by their names."""
     return {field.name: field for field in dataclasses.fields(section)}
 
 
 def defaults_of(section: Any) -> dict[str, Any]:
-    """The defaults of the fields of a dataclass of options; a section has an empty dict."""
+    """Returns the defaults of the fields of a dataclass of options; {} for a section."""
     defaults: dict[str, Any] = {}
     for name, field in fields_of(section).items():
         if name in SECTIONS:
@@ -244,13 +359,13 @@ def defaults_of(section: Any) -> dict[str, Any]:
 
 
 def allowed_values(field: dataclasses.Field) -> str:
-    """The values of a field that has bounds or choices, in words: "1 or more, or None"."""
+    """Returns the values of a field with bounds or choices as text: "1 or more, or None"."""
     types, rule = str(field.type).split(" | "), field.metadata
     words = ["True", "False"] if "bool" in types else []
     if rule["below"] is not None and "int" in types:
         words.append(f"a number from {rule['least']} to {rule['below'] - 1}")
     elif rule["below"] is not None:
-        words.append(f"a share of {rule['least']} or more and less than {rule['below']}")
+        words.append(f"a fraction of {rule['least']} or more and less than {rule['below']}")
     elif rule["least"] is not None:
         words.append(f"{rule['least']} or more")
     words += map(repr, rule["choices"])
@@ -261,7 +376,7 @@ def allowed_values(field: dataclasses.Field) -> str:
 
 
 def rows() -> Iterator[tuple[str, str, str]]:
-    """`(field, default, meaning)` of every field, for help and for docs/config.md."""
+    """Yields `(field, default, meaning)` of every field, for help and for the documentation."""
     for section, options in {"": Options, **SECTIONS}.items():
         prefix = f"{section}." if section else ""
         defaults = defaults_of(options)

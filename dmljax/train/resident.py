@@ -56,7 +56,7 @@ def choose(run: Run, *, say: Callable[[str], None]) -> Resident | None:
 
     `say` is called with what is chosen and why, unless `runtime.data` is 'host'.
     """
-    choice = run.options.runtime.data
+    choice = run.options.runtime.data.name
     if choice == "host":
         return None
     try:

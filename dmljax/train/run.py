@@ -66,7 +66,6 @@ class Run(NamedTuple):
     selection: Selection
     evaluation_steps: Collection[int]
     metrics: Metrics
-    call_fn: Callable | None  # called after each evaluation
     checkpoint_steps: Collection[int]
 
     data_digest: str  # of the whole data set, wherever it lies
@@ -108,6 +107,11 @@ class Run(NamedTuple):
         return self.options.net.get("weights")
 
     @property
+    def start_folder(self) -> str | None:
+        """The folder of the run whose parameters this run begins with."""
+        return None if self.options.start is None else self.options.start.name
+
+    @property
     def preprocessing(self) -> str:
         """What is done with the images of an evaluation before the net."""
         return f"{self.eval_transform_fn.title}, {self.normalization}"
@@ -123,15 +127,15 @@ class Run(NamedTuple):
         return pipeline.workers_for(split)
 
     def pretraining(self, *, paths: bool = True) -> str:
-        """Where the first backbone comes from; without `paths`, only the last part of a path.
+        """Returns where the first backbone comes from; without `paths`, the last part of a path.
 
-        People send pages to others, so that no page has a path.
+        A page contains no path, because people send pages to others.
         """
-        source = self.options.start or self.weights
+        source = self.start_folder or self.weights
         if source is None:
             return "none"
         name = str(source) if paths else pathlib.PurePath(source).name
-        return name if self.options.start is None else f"the backbone of {name}"
+        return f"the backbone of {name}" if self.start_folder else name
 
     @property
     def splits(self) -> dict[str, Split]:

@@ -13,6 +13,7 @@ from flax import traverse_util
 from dmljax.adapt import interpolated
 from dmljax.files import reading
 from dmljax.files import result as results
+from dmljax.train import options as options_lib
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.weights import from_tensors
 
@@ -64,10 +65,12 @@ def find(folder: str | os.PathLike) -> Start:
     return Start(folder, step, f"{result.digests['run']} step {step}")
 
 
-def digest(start: str | None, mixed_with: str | None) -> str | None:
-    """The digest of the runs that give the first parameters; None without one."""
-    folders = [folder for folder in (start, mixed_with) if folder is not None]
-    return " and ".join(find(folder).digest for folder in folders) or None
+def digest(options: options_lib.Start | None) -> str | None:
+    """Returns the digest of the runs that give the first parameters; None without one."""
+    if options is None:
+        return None
+    folders = [folder for folder in (options.name, options.mixed_with) if folder is not None]
+    return " and ".join(find(folder).digest for folder in folders)
 
 
 def read(start: Start) -> dict[str, Any]:
@@ -137,7 +140,7 @@ def others(
     """
     origin = f"{start.folder}, step {start.step}"
     if taken is None:
-        return {}, f"start: the backbone of {origin}; all else is drawn (start_takes=backbone)"
+        return {}, f"start: the backbone of {origin}; all else is drawn (start.takes=backbone)"
     values: dict[str, np.ndarray] = {}
     kept, drawn = {"the backbone": ""}, dict[str, str]()
     for name, shape in taken.shapes.items():

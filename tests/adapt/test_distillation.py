@@ -28,7 +28,7 @@ def test_the_distance_is_a_loop_over_pairs():
 
 
 def test_the_loss_has_the_term_and_the_teacher_stays(source, tmp_path):
-    config = brief(tmp_path, start=str(source), start_takes="backbone")
+    config = brief(tmp_path, start={"name": str(source), "takes": "backbone"})
     config["net"] = config["net"] | {"frozen": True}
     plain, distilled = build(config), build(config | {"distill": 2.0})
     states = [first_state(run) for run in (plain, distilled)]
@@ -51,7 +51,7 @@ def test_the_loss_has_the_term_and_the_teacher_stays(source, tmp_path):
 
 
 def test_a_large_weight_keeps_the_similarities(source, tmp_path):
-    config = tiny(tmp_path, start=str(source), start_takes="backbone", steps=30)
+    config = tiny(tmp_path, start={"name": str(source), "takes": "backbone"}, steps=30)
     config |= {"method": {"name": "pairs", "dim": None}, "loss": "supcon", "log_every": 30}
     config |= {"checkpoint": {"every": 30}, "evaluate": config["evaluate"] | {"every": 30}}
     config["net"] = config["net"] | {"frozen": True}

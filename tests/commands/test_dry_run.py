@@ -33,7 +33,7 @@ def test_a_frozen_backbone_does_not_learn(tmp_path, capsys):
     from dmljax.runs import training
 
     training.run(brief(tmp_path), tmp_path / "source")
-    fields = {"start": str(tmp_path / "source"), "start_takes": "backbone", "trained": "last"}
+    fields = {"start": {"name": str(tmp_path / "source"), "takes": "backbone"}, "trained": "last"}
     config = tiny(tmp_path, **fields)
     config["ladder"] = [{"name": "head"}, {"name": "all", "trained": "all"}]
     assert main(["train", f"--config={write_config(tmp_path, config)}", "--dry-run"]) == 0

@@ -267,7 +267,7 @@ def test_large_photographs_have_the_same_features_everywhere(cache, tmp_path):
     vectors = backbones.opened("tiny", file).embed(paths)
     config = recipes.folder(train="all")
     config["dataset"]["root"] = str(tmp_path / "large")
-    config |= {"validation": 0, "select": "last", "steps": 1, "evaluate": {}}
+    config |= {"held_out": 0, "select": "last", "steps": 1, "evaluate": {}}
     config["sampler"] |= {"classes": 2, "per_class": 2}
     run = build(config)
     assert run.transform_fn.least_side == 2 * 22  # of crops of 40 % of the area

@@ -8,14 +8,15 @@ import pytest
 from PIL import Image
 from system import tiny
 
-from dmljax.config import durations, fields, method, registry
+from dmljax.config import fields, method, registry, timing
+from dmljax.config.resolve import resolve
 from dmljax.config.build import build
 from dmljax.data import sampling
 from dmljax.data.sampling import sampler as samplers
 
 CONFIG = pathlib.Path(registry.__file__).parent
 # These modules turn the plain data of a config into options. Others use the options.
-READERS = {CONFIG / name for name in ("digests.py", "fields.py", "files.py", "sources.py")}
+READERS = {CONFIG / name for name in ("fields.py", "files.py", "resolve.py", "sources.py")}
 READERS.add(CONFIG.parent / "runs" / "ladder.py")  # makes configs of its steps
 FILES = {p for name in ("config", "train", "runs") for p in (CONFIG.parent / name).glob("*.py")}
 
@@ -33,23 +34,23 @@ def test_a_loss_that_does_not_fit_the_method_is_refused_before_data_are_read(tmp
     arcface = nowhere | {"loss": {"name": "arcface"}}
     advice = "--config.method=proxies, or another loss"
     with pytest.raises(ValueError, match=f"loss arcface compares with proxies.* pairs .*{advice}"):
-        method.check_method(fields.typed(fields.complete(arcface)))
-    method.check_method(fields.typed(fields.complete(arcface | {"method": "proxies"})))
+        method.check_method(resolve(fields.complete(arcface)))
+    method.check_method(resolve(fields.complete(arcface | {"method": "proxies"})))
     with pytest.raises(ValueError, match=r"the loss triplet takes no proxies.*config.method=pairs"):
-        method.check_method(fields.typed(fields.complete(nowhere | {"method": "proxies"})))
+        method.check_method(resolve(fields.complete(nowhere | {"method": "proxies"})))
     with pytest.raises(ValueError, match=advice):
         build(tiny(tmp_path, loss="arcface"))
 
 
 def _selection(folder, **fields):
-    evaluate = {"every": 3, "ks": [1, 2], "seeds": [0], "batch_size": 16}
+    evaluate = {"every": 3, "ks": [1, 2], "clustering": {"seeds": [0]}, "batch_size": 16}
     evaluate |= fields.pop("evaluate", {})
     return build(tiny(folder, evaluate=evaluate, **fields)).selection
 
 
 def test_select_names_any_score_of_any_split(tmp_path):
     held_out = {
-        "validation": 0.5,
+        "held_out": 0.5,
         "sampler": {"name": "class_balanced", "classes": 2, "per_class": 4},
     }
     assert _selection(tmp_path, select="val", **held_out).key == "val/R@1"
@@ -59,10 +60,10 @@ def test_select_names_any_score_of_any_split(tmp_path):
     with pytest.raises(ValueError, match=r"no score 'MAP': did you mean 'MAP@R' or 'mAP'"):
         _selection(tmp_path, select="test/MAP")
     with pytest.raises(ValueError, match="no score 'NMI'"):
-        _selection(tmp_path, select="test/NMI", evaluate={"clustering": False})
+        _selection(tmp_path, select="test/NMI", evaluate={"clustering": None})
     with pytest.raises(ValueError, match=r"select must be 'last', or .*'val/R@1'.*not 'R@1'"):
         _selection(tmp_path, select="R@1")
-    with pytest.raises(ValueError, match=r"needs held-out classes: --config.validation=0.2"):
+    with pytest.raises(ValueError, match=r"needs held-out classes: --config.held_out=0.2"):
         _selection(tmp_path, select="val/R@1")
     with pytest.raises(ValueError, match="no score 'R@1'"):  # by which the best is reloaded
         _selection(tmp_path, reload_best_at=[3], evaluate={"metrics": ["map_at_r"]})
@@ -93,15 +94,15 @@ def test_epochs_end_where_those_of_the_sampler_end():
     epoch_end = _ends(sampling.random_class_count, labels, batch_size=12)
     ends = [round(epoch_end(n)) for n in range(9)]
     assert len(set(np.diff(ends).tolist())) > 1  # of different lengths
-    assert durations.steps("8 epochs", epoch_end=epoch_end) == ends[8]
-    assert [durations.steps(n, epoch_end=epoch_end) for n in ("0.001 epochs", 0)] == [1, 0]
-    steps = durations.every("2 epochs", epoch_end=epoch_end, total=ends[8])
+    assert timing.steps("8 epochs", epoch_end=epoch_end) == ends[8]
+    assert [timing.steps(n, epoch_end=epoch_end) for n in ("0.001 epochs", 0)] == [1, 0]
+    steps = timing.every("2 epochs", epoch_end=epoch_end, total=ends[8])
     assert sorted(steps) == ends[2::2]
     plan = _ends(sampling.class_balanced, labels, classes=3, per_class=5)
-    every = durations.every("2 epochs", epoch_end=plan, total=200)
+    every = timing.every("2 epochs", epoch_end=plan, total=200)
     assert sorted(every) == list(range(48, 201, 48))
-    assert list(durations.every("0.5 epochs", epoch_end=plan, total=40)) == [12, 24, 36]
-    assert list(durations.every(15, epoch_end=plan, total=40)) == [15, 30]
+    assert list(timing.every("0.5 epochs", epoch_end=plan, total=40)) == [12, 24, 36]
+    assert list(timing.every(15, epoch_end=plan, total=40)) == [15, 30]
 
 
 def test_a_run_of_number_evaluates_at_the_ends_of_its_epochs(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from system import photos, tiny
 
 from dmljax import recipes
-from dmljax.config import digests, fields, files
+from dmljax.config import fields, files, resolve
 from dmljax.config.build import build
 from dmljax.runs import summary
 from dmljax.train import initial_state, options
@@ -28,7 +28,7 @@ def test_the_page_has_the_present_fields():
 
 def test_a_config_has_the_defaults_of_the_dataclasses(tmp_path):
     config = fields.complete(tiny(tmp_path, evaluate={"knn": 3}))
-    typed = fields.typed(config)
+    typed = resolve.resolve(config)
     assert typed.evaluate == options.EvaluationOptions(knn=3)
     assert typed.checkpoint == options.CheckpointOptions(every=2, keep=3)
     assert typed.sampler == {"name": "class_balanced", "classes": 4, "per_class": 2}
@@ -46,10 +46,13 @@ def test_a_config_has_the_defaults_of_the_dataclasses(tmp_path):
         ({"evaluate": {"kn": 3}}, "evaluate has no 'kn': did you mean 'knn'"),
         ({"evaluate": 3}, "evaluate has the fields every, metrics.* cannot be 3"),
         ({"runtime": {"devices": 0}}, "runtime.devices must be 1 or more, or None, not 0"),
-        ({"validation": 1}, "validation must be a share of 0 or more and less than 1, not 1"),
+        (
+            {"held_out": 1},
+            "held_out.fraction must be a fraction of 0 or more and less than 1, not 1",
+        ),
         ({"net": 3}, r"net must be a name or dict\(name='...', ...\), not 3"),
         ({"normalize": {"force": True}}, "normalize must be a name .* not {'force': True}"),
-        ({"trained": {"alpha": 8}}, r"not {'alpha': 8}: say what .* by --config.trained.name="),
+        ({"trained": {"alpha": 8}}, r"not {'alpha': 8}: set the name .* by --config.trained.name="),
         ({"size": 0}, "size must be a number from 1 to 8192 or None, not 0"),
         ({"size": 10**9}, "size must be a number from 1 to 8192 or None, not 1000000000"),
     ],
@@ -58,7 +61,7 @@ def test_a_value_out_of_range_is_refused_with_what_is_allowed(tmp_path, values, 
     with pytest.raises((ValueError, TypeError), match=message):
         fields.complete(tiny(tmp_path, **values))
     missing = {k: v for k, v in tiny(tmp_path).items() if k != "steps"}
-    with pytest.raises(ValueError, match=r"sets no steps \(steps: the length of training"):
+    with pytest.raises(ValueError, match=r"does not set steps \(steps: length of training"):
         fields.complete(missing)
 
 
@@ -82,7 +85,7 @@ def test_a_config_with_a_size_is_the_config_with_two():
         config[name] = {k: v for k, v in spec.items() if k != "size"}
         sized[name] = {**config[name], "size": 224}
     both = {k: v for k, v in {**config, **sized}.items() if k != "size"}
-    assert digests.config_digest(fields.complete(both)) == digests.config_digest(
+    assert fields.config_digest(fields.complete(both)) == fields.config_digest(
         fields.complete(config)
     )
     config["transform"] = "unchanged"

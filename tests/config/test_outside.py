@@ -32,7 +32,7 @@ OUTSIDE = {
         "evaluate": {
             "every": 1,
             "batch_size": 16,
-            "seeds": [0],
+            "clustering": {"seeds": [0]},
             "ks": [1],
             "metrics": [
                 "recall_at_k",
@@ -40,8 +40,8 @@ OUTSIDE = {
                 {"name": "config.outside:my_metric", "best": 7},
                 "config.outside:my_clustering_metric",
                 "map_at_r",
+                {"name": "config.outside:my_embedding_metric", "power": 2.0},
             ],
-            "extra": [{"name": "config.outside:my_embedding_metric", "power": 2.0}],
             "call": "config.outside:after_evaluation",
         }
     },
@@ -91,8 +91,8 @@ def test_a_run_with_one_outside_function_of_every_kind(tmp_path):
             r"is not a function for .*: it does not take step",
         ),
         ("call", "config.outside:no_such", r"'config.outside:no_such' cannot be imported"),
-        ("call", "map", r"'map' is no function for evaluate.call: write 'my_package"),
-        ("extra", ["no_metric"], r"there is no metric 'no_metric'"),
+        ("call", "map", r"'map' is not a function for evaluate.call: write 'my_package"),
+        ("metrics", ["all", "no_metric"], r"there is no metric 'no_metric'"),
     ],
 )
 def test_what_an_evaluation_cannot_call(tmp_path, field, value, message):
@@ -105,7 +105,7 @@ def several(embeddings, labels):
 
 
 def test_a_metric_of_embeddings_returns_one_number(tmp_path):
-    config = tiny(tmp_path, evaluate={"extra": ["config.test_outside:several"]})
+    config = tiny(tmp_path, evaluate={"metrics": ["all", "config.test_outside:several"]})
     with pytest.raises(ValueError, match=r"the metric several must return one number, not array"):
         training.run(config, tmp_path / "run")
 
@@ -149,7 +149,7 @@ def test_the_examples_of_the_documents_run_as_typed(tmp_path, monkeypatch):
     fields = {flag.split(".")[1].partition("=")[0] for flag in flags}
     expected = {"loss", "miner", "evaluate", "net", "dataset", "sampler", "transform", "method"}
     assert fields == expected
-    evaluate = {"every": 2, "ks": [1], "batch_size": 64, "clustering": False}
+    evaluate = {"every": 2, "ks": [1], "batch_size": 64, "clustering": None}
     config = tiny(tmp_path, steps=2, runtime={"devices": 1}, evaluate=evaluate)
     config = {name: value for name, value in config.items() if name not in fields - {"evaluate"}}
     config = config_files.override(config, flags)
@@ -163,9 +163,9 @@ def test_the_examples_of_the_documents_run_as_typed(tmp_path, monkeypatch):
 
 def test_a_config_averages_over_classes_and_its_metric_sees_labels(tmp_path):
     metric = "config.test_outside:number_of_the_class"
-    options = {"extra": [metric], "average": "classes"}
+    options = {"metrics": ["all", metric], "average": "classes"}
     run_folder = tmp_path / "run"
-    training.run(tiny(tmp_path, evaluate=options, pictures=True), run_folder)
+    training.run(tiny(tmp_path, evaluate=options, pictures="page"), run_folder)
     result = results.read(run_folder)
     labels = scores_file.read(run_folder).labels
     # Every class weighs the same, however many queries it has.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jaxtyping import Bool, Float
 
-from dmljax.config import registry
+from dmljax.config import annotations, registry
 from dmljax.hints import hint
 from dmljax.losses import pnp_penalties
 from dmljax.miners import selections
@@ -123,18 +123,18 @@ def test_every_kind_of_annotation_is_judged(annotation, fitting, words):
     for value in VALUES:
         arguments = "f", {"x": value}, {"x": annotation}
         if any(value is fit for fit in fitting) or value in [x for x in fitting if x is not True]:
-            registry.check(*arguments)
+            annotations.check(*arguments)
         else:
             with pytest.raises(TypeError, match=rf"^f: x must be {words}, not"):
-                registry.check(*arguments)
+                annotations.check(*arguments)
 
 
 @pytest.mark.parametrize("annotation", [TypeVar("T"), "NoSuchName", "3", "x y", 5, "type[int]"])
 def test_an_annotation_that_is_not_understood_raises(annotation):
     with pytest.raises(ValueError, match="f: x cannot be checked, because its annotation") as error:
-        registry.check("f", {"x": 1, "y": 2}, {"x": annotation})
+        annotations.check("f", {"x": 1, "y": 2}, {"x": annotation})
     assert "\n" not in str(error.value)
-    registry.check("f", {"y": 2}, {"x": annotation})
+    annotations.check("f", {"y": 2}, {"x": annotation})
 
 
 @pytest.mark.parametrize("kind", registry.KINDS)
@@ -148,9 +148,9 @@ def test_every_keyword_of_a_table_is_judged(kind):
             accepted = []
             for value in VALUES:
                 annotation = {parameter.name: parameter.annotation}
-                namespace = registry._namespace(function)
+                names = annotations.namespace(function)
                 try:
-                    registry.check(name, {parameter.name: value}, annotation, namespace=namespace)
+                    annotations.check(name, {parameter.name: value}, annotation, names=names)
                     accepted.append(value)
                 except TypeError:
                     pass

@@ -41,11 +41,11 @@ def test_batches_of_foreign_functions(my_module):
     splits = registry.resolve("dataset", spec)()
     assert splits.train.names == ("0", "1", "2") and len(splits.test) == 9
     spec = {"name": f"{my_module}:first_images", "batch_size": 4}
-    function, keywords = registry.find("sampler", spec)
-    sample_fn = sampler.bind(function, **keywords)
+    chosen = registry.resolve("sampler", spec)
+    sample_fn = sampler.bind(chosen.func, **chosen.keywords)
     spec = {"name": f"{my_module}:darker", "factor": 4}
-    function, keywords = registry.find("transform", spec)
-    transform_fn = transform.bind(function, **keywords)
+    chosen = registry.resolve("transform", spec)
+    transform_fn = transform.bind(chosen.func, **chosen.keywords)
     options = dict(sample_fn=sample_fn, transform_fn=transform_fn, seed=0, start=7)
     expected = splits.train.records[[7, 8, 0, 1]] // 4
     for workers in (0, 1):

@@ -58,7 +58,7 @@ def test_val_beside_train_and_test_is_said_to_be_left_out(tmp_path, caplog):
     dataset = datasets.folder(root=tmp_path)
     assert dataset.train.names == ("a", "b") and dataset.test.names == ("e", "f")
     (record,) = caplog.records
-    assert f"{tmp_path / 'val'} is not read: --config.validation=0.2" in record.getMessage()
+    assert f"{tmp_path / 'val'} is not read: --config.held_out=0.2" in record.getMessage()
 
 
 def test_class_names_in_any_script_and_unicode_form(tmp_path):

@@ -12,7 +12,7 @@ from graph_cases import LOSS, fill_at_random, jit
 from ml_collections import ConfigDict
 
 from dmljax import nets
-from dmljax.config import durations, registry
+from dmljax.config import registry, timing
 from dmljax.config import files as config
 from dmljax.config.build import build
 from dmljax.train import optimizers, schedules
@@ -194,7 +194,7 @@ def test_the_rate_is_divided_at_both_reloads_and_once_as_published():
         actual = module.get_config(f"published={published}")
         assert actual.steps == "70 epochs"
         spec = config.plain(actual.schedule)
-        steps = functools.partial(durations.steps, epoch_end=lambda epochs: 120 * epochs)
+        steps = functools.partial(timing.steps, epoch_end=lambda epochs: 120 * epochs)
         spec["at"] = [steps(at) for at in spec["at"]]
         factor = registry.resolve("schedule", spec)(total=steps(actual.steps))
         epochs = np.array([0, 29.99, 30, 49.99, 50, 69]) * 120
@@ -232,9 +232,9 @@ def test_refinement_at_test_time_is_an_argument(name, layers, heads, concat, fol
     run = build(_small(name, "attention=dot_plus_one,test_time=True", folder))
     method = run.config["method"]
     assert (method["layers"], method["heads"], method["concat_layers"]) == (layers, heads, concat)
-    assert run.options.evaluate.refine
+    assert run.options.evaluate.rankings == ("refined",)
     plain = build(_small(name, "attention=dot_plus_one", folder))
-    assert not plain.evaluation.refine
+    assert not plain.options.evaluate.rankings
     selected = _small(name, "test_time=True", folder)
     selected.select = "test/refined/R@1"
     assert build(selected).selection.score == "refined/R@1"

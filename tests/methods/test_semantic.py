@@ -116,7 +116,7 @@ def test_a_run_with_frozen_net_and_prompts_learns_and_goes_on_bitwise(tmp_path):
         loss={"name": "proxy_anchor"},
         optimizer={"name": "adam", "rate": 2e-2},
         steps=20,
-        evaluate={"every": 20, "ks": [1], "clustering": False, "batch_size": 16, "frozen": False},
+        evaluate={"every": 20, "ks": [1], "clustering": None, "batch_size": 16, "frozen": False},
         checkpoint={"every": 10, "keep": 3},
         runtime={"devices": 1},
     )

@@ -66,7 +66,7 @@ def test_the_ladder_goes_from_the_head_to_all_layers_and_their_average(backbone)
     for config in (recipes.folder(train="ladder", net="mobilenet_v2"), recipes.cub(train="ladder")):
         config = complete(config)
         names = [step["name"] for step in config["ladder"]]
-        assert names == ["head", "all", "mix"] and config["validation"] == 0.2
+        assert names == ["head", "all", "mix"] and config["held_out"]["fraction"] == 0.2
         head, all_, mix = config["ladder"]
         assert (head["trained"], head["features"], head["select"]) == (
             "last",

@@ -112,9 +112,9 @@ def test_the_experiments_of_the_post_are_arguments():
     for labels in ("159", "125689", "0123456789"):
         dataset = recipes.mnist(labels=labels)["dataset"]
         assert dataset["classes"] == [int(c) for c in labels]
-    movie = recipes.mnist()["evaluate"]
+    movie = recipes.mnist()["pictures"]
     assert (movie["frame_ms"], movie["last_frame_ms"]) == (200, 3000)
-    movie = recipes.mnist(repeat_frames=3, repeat_last=10)["evaluate"]
+    movie = recipes.mnist(repeat_frames=3, repeat_last=10)["pictures"]
     assert (movie["frame_ms"], movie["last_frame_ms"]) == (300, 1000)
     assert "pos_weight" not in recipes.mnist()["loss"]
     loss = recipes.mnist(positive_weight=0.25)["loss"]

@@ -13,10 +13,10 @@ from dmljax.runs import training
 
 
 def test_frames_of_every_evaluation_and_a_movie(tmp_path):
-    options = {"every": 2, "ks": [1], "clustering": False, "batch_size": 16, "frames": True}
+    options = {"every": 2, "ks": [1], "clustering": None, "batch_size": 16}
     method = {"name": "pairs", "dim": 2, "normalized": False, "unit": False}
-    options |= {"frame_ms": 300, "last_frame_ms": 900}
-    config = tiny(tmp_path, steps=5, method=method, evaluate=options, pictures=True)
+    movie = {"name": "movie", "frame_ms": 300, "last_frame_ms": 900}
+    config = tiny(tmp_path, steps=5, method=method, evaluate=options, pictures=movie)
     training.run(config | {"runtime": {"devices": 1}}, tmp_path / "run")
     frames = sorted((tmp_path / "run" / "frames").iterdir())
     assert [int(f.stem) for f in frames] == [0, 2, 4, 5]

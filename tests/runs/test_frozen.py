@@ -27,7 +27,7 @@ NARROW = {"name": "pairs", "dim": 1}
 
 
 def _run(place, source, **fields):
-    fields = {"start": str(source), "start_takes": "backbone"} | fields
+    fields = {"start": {"name": str(source), "takes": "backbone"}} | fields
     training.run(brief(place, **fields), place / "run")
     return place / "run"
 
@@ -35,7 +35,7 @@ def _run(place, source, **fields):
 @pytest.fixture(scope="module")
 def worse(source, tmp_path_factory):
     """A run whose embeddings of one number know less than its backbone."""
-    return _run(tmp_path_factory.mktemp("worse"), source, method=NARROW, validation=0.5)
+    return _run(tmp_path_factory.mktemp("worse"), source, method=NARROW, held_out=0.5)
 
 
 def test_scores_are_those_of_the_plain_backbone_on_both_splits(worse, source):
@@ -89,7 +89,7 @@ def test_the_difference_is_a_mean_over_classes_where_the_scores_are(tmp_path):
 
 
 def test_an_untouched_backbone_is_no_worse(source, tmp_path, capsys):
-    fields = {"method": {"name": "pairs", "dim": None}, "pictures": True}
+    fields = {"method": {"name": "pairs", "dim": None}, "pictures": "page"}
     fields["net"] = {**tiny(tmp_path)["net"], "frozen": True}
     run = _run(tmp_path, source, optimizer={"name": "sgd", "rate": 0.0}, **fields)
     assert "R@1 +0.0" in capsys.readouterr().out
@@ -134,7 +134,7 @@ def test_the_card_knows_the_weights_at_the_start_of_a_chain_of_runs(tmp_path):
 
 @pytest.mark.parametrize("method", ["graph", "dvml", "abe"])
 def test_every_method_has_the_plain_backbone_as_its_baseline(source, tmp_path, method):
-    run = build(tiny(tmp_path, start=str(source), start_takes="backbone", **METHODS[method]))
+    run = build(tiny(tmp_path, start={"name": str(source), "takes": "backbone"}, **METHODS[method]))
     assert run.options.evaluate.frozen
     rows = Evaluator(run).frozen_fn(frozen.initial_state.backbone(run))(run.test)
     _, start = folder.reopen(source)

@@ -28,15 +28,15 @@ STEPS = [HEAD, {"name": "all", "steps": {"1": 4, "1000": 999}}, {"name": "mix", 
 
 def _config(place, source, **fields):
     net = tiny(place)["net"] | {"frozen": True}
-    fields = {"ladder": STEPS, "method": CENTERED, "net": net, "validation": 0.5} | fields
+    fields = {"ladder": STEPS, "method": CENTERED, "net": net, "held_out": 0.5} | fields
     fields["loss"] = "supcon"
-    return tiny(place, start=str(source), start_takes="backbone", **fields)
+    return tiny(place, start={"name": str(source), "takes": "backbone"}, **fields)
 
 
 @pytest.fixture(scope="module")
 def climbed(source, tmp_path_factory):
     place = tmp_path_factory.mktemp("ladder")
-    file = write_config(place, _config(place, source, pictures=True))
+    file = write_config(place, _config(place, source, pictures="page"))
     assert main(["train", f"--config={file}", f"--workdir={place / 'run'}"]) == 0
     return place / "run"
 
@@ -59,7 +59,7 @@ def test_the_best_step_on_held_out_classes_counts(climbed, tmp_path):
     heads = {p.name: results.read(p).scores["val/MAP@R"] for p in climbed.glob("head-*")}
     assert len(heads) == 2 and heads[rows["head"]["folder"]] == max(heads.values())
     # As a study finds the run of a row.
-    config = _config(climbed.parent, results.read(climbed).pretraining, pictures=True)
+    config = _config(climbed.parent, results.read(climbed).pretraining, pictures="page")
     assert results.read(climbed).digests == digests_of(config)._asdict()
     page = (climbed / "report.html").read_text()
     assert all(f'"{name}"' in page for name in ("frozen", "head", "all", "mix"))
@@ -84,7 +84,8 @@ def test_the_mixed_step_is_the_average_of_the_two_before(climbed):
 def test_the_next_step_starts_from_the_best_head(climbed):
     config = json.loads((climbed / "all" / "config.json").read_text())
     rows = json.loads((climbed / "ladder.json").read_text())["rows"]
-    assert config["start"] == str(climbed / rows[1]["folder"]) and config["start_takes"] == "all"
+    assert config["start"]["name"] == str(climbed / rows[1]["folder"])
+    assert config["start"]["takes"] == "all"
     # The head is taken, not fitted again.
     lines = (climbed / "all" / "metrics.jsonl").read_text()
     assert "frozen" not in lines and (climbed / "all" / "frozen").is_dir()
@@ -93,10 +94,10 @@ def test_the_next_step_starts_from_the_best_head(climbed):
 def test_a_finished_ladder_is_read_and_another_one_is_refused(climbed, source, capsys):
     place = climbed.parent
     before = {p: p.stat().st_mtime_ns for p in climbed.glob("*/checkpoints/*")}
-    ladder.run(_config(place, source, pictures=True), climbed)
+    ladder.run(_config(place, source, pictures="page"), climbed)
     assert before == {p: p.stat().st_mtime_ns for p in climbed.glob("*/checkpoints/*")}
     assert "== " not in capsys.readouterr().out
-    _check_refusal(_config(place, source, pictures=True, seed=3), climbed)
+    _check_refusal(_config(place, source, pictures="page", seed=3), climbed)
 
 
 def test_a_step_that_is_refused_leaves_the_result_of_the_ladder(climbed, source, tmp_path):
@@ -104,13 +105,13 @@ def test_a_step_that_is_refused_leaves_the_result_of_the_ladder(climbed, source,
     shutil.rmtree(moved / "mix")
     shutil.copytree(next(moved.glob("head-*")), moved / "mix")
     with pytest.raises(ValueError, match=r"moved/mix holds a run of another config"):
-        ladder.run(_config(climbed.parent, source, pictures=True), moved)
+        ladder.run(_config(climbed.parent, source, pictures="page"), moved)
     assert (moved / "ladder.json").read_bytes() == (climbed / "ladder.json").read_bytes()
 
 
 def test_a_ladder_whose_folder_has_moved_goes_on(climbed, source, tmp_path):
     moved = shutil.copytree(climbed, tmp_path / "moved")
-    ladder.run(_config(climbed.parent, source, pictures=True), moved)
+    ladder.run(_config(climbed.parent, source, pictures="page"), moved)
     for path in climbed.glob("*/result.json"):
         assert (moved / path.relative_to(climbed)).read_bytes() == path.read_bytes()
 
@@ -195,10 +196,10 @@ def test_without_held_out_classes_the_test_split_decides_as_it_does_for_the_expo
     source, tmp_path, capsys
 ):
     steps = [HEAD | {"rates": [1e-4]}, *STEPS[1:]]
-    config = _config(tmp_path, source, validation=0.0, method=NARROW, ladder=steps)
+    config = _config(tmp_path, source, held_out=0.0, method=NARROW, ladder=steps)
     ladder.run(config, tmp_path / "run")
     text = capsys.readouterr().out
-    assert "no classes are held out (validation=0): the ladder has only" in text
+    assert "no classes are held out (held_out=None): the ladder has only" in text
     assert not (tmp_path / "run" / "all").exists()
     assert "head is worse than the frozen backbone on the test split: " in text.splitlines()[-1]
     assert "  not kept" in text
@@ -215,7 +216,7 @@ def test_a_ladder_that_is_no_better_than_frozen_has_no_step_that_counts(
     monkeypatch.setattr(frozen, "identify", lambda _: "vit_s16")
     net = with_weights(tmp_path, VIT | {"depth": 1})
     steps = [{"name": "first", "steps": 1}, {"name": "second", "steps": 1}]
-    fields = {"net": net, "method": NARROW, "validation": 0.5, "ladder": steps, "pictures": True}
+    fields = {"net": net, "method": NARROW, "held_out": 0.5, "ladder": steps, "pictures": "page"}
     run = tmp_path / "run"
     ladder.run(tiny(tmp_path, **fields), run)
     command = f"dmljax export --net=vit_s16 --weights={net['weights']} --out=frozen.bundle"
@@ -253,7 +254,7 @@ def test_an_unfinished_ladder_says_so(tmp_path):
 def test_few_classes_leave_only_the_first_step(source, tmp_path, capsys):
     """Also: the page averages over classes where the scores do."""
     config = _config(tmp_path, source)
-    config |= {"dataset": config["dataset"] | {"split": 0.3}, "pictures": True}
+    config |= {"dataset": config["dataset"] | {"split": 0.3}, "pictures": "page"}
     config["evaluate"] |= {"average": "classes"}
     ladder.run(config, tmp_path / "run")
     text = capsys.readouterr().out
@@ -292,6 +293,7 @@ def test_wrong_ladders_are_refused_before_anything_is_written(source, tmp_path, 
     assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
 
 
-def test_mixed_with_needs_a_start(tmp_path):
-    with pytest.raises(ValueError, match="is averaged with the parameters of another run"):
-        build(tiny(tmp_path, mixed_with="runs/a"))
+def test_a_mix_takes_all_parameters(source, tmp_path):
+    start = {"name": str(source), "takes": "backbone", "mixed_with": str(source)}
+    with pytest.raises(ValueError, match=r"mixed_with=.* averages all parameters: it needs"):
+        build(tiny(tmp_path, start=start))

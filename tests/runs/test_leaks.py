@@ -20,7 +20,11 @@ def leaking(tmp_path_factory):
         images, labels = file["images"], file["labels"]
     images[TEST] = images[TRAIN]
     np.savez(path, images=images, labels=labels)
-    fields = {"steps": 100, "evaluate": {"every": 100, "seeds": [0]}, "pictures": True}
+    fields = {
+        "steps": 100,
+        "evaluate": {"every": 100, "clustering": {"seeds": [0]}},
+        "pictures": "page",
+    }
     fields["checkpoint"] = {"every": 100}
     training.run(tiny(folder, **fields, runtime={"devices": 1}), folder / "run")
     return folder / "run"

@@ -25,7 +25,7 @@ from dmljax.train.evaluation import Evaluator
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     config = tiny(
-        folder, validation=0.5, sampler={"name": "class_balanced", "classes": 2, "per_class": 4}
+        folder, held_out=0.5, sampler={"name": "class_balanced", "classes": 2, "per_class": 4}
     )
     config |= {"runtime": {"devices": 1}}
     return folder, training.run(config, folder / "run")
@@ -74,7 +74,7 @@ def test_an_evaluation_that_is_impossible_is_refused(finished, fields, message):
 
 def test_a_run_without_held_out_classes_has_no_val(tmp_path):
     training.run(tiny(tmp_path, steps=2), tmp_path / "run")
-    with pytest.raises(ValueError, match=r"choose train, test; a run with --config.validation=0.2"):
+    with pytest.raises(ValueError, match=r"choose train, test; a run with --config.held_out=0.2"):
         run_folder.score(tmp_path / "run", split="val")
 
 
@@ -196,11 +196,11 @@ def test_an_interrupted_embed_continues_and_never_mixes_two_calls(finished, tmp_
 
 
 def test_select_val_trains_without_the_held_out_classes_and_opens_the_best_step(tmp_path):
-    config = tiny(tmp_path, validation=0.5, select="val", runtime={"devices": 1})
+    config = tiny(tmp_path, held_out=0.5, select="val", runtime={"devices": 1})
     config |= {"sampler": {"name": "class_balanced", "classes": 2, "per_class": 4}, "steps": 8}
     config |= {"optimizer": {"name": "sgd", "rate": 100.0}}
     config |= {"schedule": {"name": "constant", "warmup": 8}}  # from harmless to harmful
-    config |= {"evaluate": {"every": 1, "ks": [1], "clustering": False, "batch_size": 16}}
+    config |= {"evaluate": {"every": 1, "ks": [1], "clustering": None, "batch_size": 16}}
     config["checkpoint"] = {"every": 1, "keep": 1}
     scores = training.run(config, tmp_path / "run")
     lines = journal.read(tmp_path / "run" / "metrics.jsonl")
@@ -217,7 +217,7 @@ def test_select_val_trains_without_the_held_out_classes_and_opens_the_best_step(
 
 def test_refinement_is_scored_in_a_run_and_after_it(tmp_path):
     config = tiny(tmp_path, **METHODS["graph"], runtime={"devices": 1})
-    config["evaluate"] = config["evaluate"] | {"refine": True}
+    config["evaluate"] = config["evaluate"] | {"rankings": ["refined"]}
     scores = training.run(config, tmp_path / "run")
     assert 0 <= scores["refined/R@1"] <= 1
     assert run_folder.score(tmp_path / "run") == scores
@@ -225,7 +225,7 @@ def test_refinement_is_scored_in_a_run_and_after_it(tmp_path):
 
 def test_refinement_is_refused_by_a_method_without_it(tmp_path):
     config = tiny(tmp_path)
-    config["evaluate"] = config["evaluate"] | {"refine": True}
+    config["evaluate"] = config["evaluate"] | {"rankings": ["refined"]}
     with pytest.raises(ValueError, match="does not refine"):
         training.run(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -22,8 +22,8 @@ def run_of_photos(tmp_path_factory):
     images = photos(folder)
     dataset = {"name": "folder", "root": str(images), "split": 0.5}
     training.run(brief(folder, dataset=dataset), folder / "start")
-    start = {"start": str(folder / "start"), "start_takes": "backbone"}
-    training.run(tiny(folder, dataset=dataset, pictures=True, **start), folder / "run")
+    start = {"start": {"name": str(folder / "start"), "takes": "backbone"}}
+    training.run(tiny(folder, dataset=dataset, pictures="page", **start), folder / "run")
     return folder / "run", images
 
 

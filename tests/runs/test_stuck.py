@@ -87,7 +87,7 @@ def test_who_is_no_better_than_pixels(pixels, scores, options, is_warned):
 
 FIELDS = {
     "steps": 60,
-    "evaluate": {"every": 15, "ks": [1], "clustering": False, "batch_size": 16},
+    "evaluate": {"every": 15, "ks": [1], "clustering": None, "batch_size": 16},
     "log_every": 3,
     "checkpoint": {"keep": 1},
 }
@@ -143,7 +143,7 @@ def test_no_method_is_warned_on_glyphs(tmp_path, capsys, name):
         "optimizer": {"name": "adam", "rate": 3e-3},
         "steps": 240,
         "log_every": 10,
-        "evaluate": {"every": 40, "ks": [1], "clustering": False},
+        "evaluate": {"every": 40, "ks": [1], "clustering": None},
         "runtime": {"cache": True, "devices": 1},
     }
     config = tiny(tmp_path, **METHODS[name] | fields)

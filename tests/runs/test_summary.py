@@ -16,12 +16,12 @@ from dmljax.runs import folder, summary, training
 from dmljax.train import initial_state
 from dmljax.train.journal import read
 
-HELD_OUT = {"validation": 0.5, "sampler": {"name": "class_balanced", "classes": 2, "per_class": 4}}
+HELD_OUT = {"held_out": 0.5, "sampler": {"name": "class_balanced", "classes": 2, "per_class": 4}}
 # From harmless to harmful, so that an early step is the best.
 HARMFUL = {
     "optimizer": {"name": "sgd", "rate": 100.0},
     "schedule": {"name": "constant", "warmup": 6},
-    "evaluate": {"every": 1, "ks": [1], "clustering": False, "batch_size": 16},
+    "evaluate": {"every": 1, "ks": [1], "clustering": None, "batch_size": 16},
     "checkpoint": {"keep": 1},
     "runtime": {"devices": 1},
 }
@@ -52,7 +52,7 @@ def test_a_chosen_step_is_explained(tmp_path, capsys):
 def test_a_last_step_that_is_not_the_best_comes_with_advice(tmp_path, capsys):
     printed = _printed(tmp_path, capsys)
     assert "the last step was chosen (select=last), but test/R@1 was higher at step" in printed
-    assert "--config.validation=0.2 --config.select=val" in printed
+    assert "--config.held_out=0.2 --config.select=val" in printed
 
 
 def test_a_last_step_that_is_the_best_is_not_explained(tmp_path, capsys):

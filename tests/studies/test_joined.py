@@ -14,7 +14,11 @@ from dmljax.studies import joined, plan, session, sizes
 def test_a_run_joined_with_itself_has_its_own_scores(tmp_path):
     """All scores of the run, by its own options: starts of k-means, a depth and further scores."""
     config = tiny(tmp_path)
-    config["evaluate"] |= {"starts": 3, "depth": 3, "extra": ["class_deviation"]}
+    config["evaluate"] |= {
+        "clustering": {"starts": 3},
+        "depth": 3,
+        "metrics": ["all", "class_deviation"],
+    }
     folder, out = tmp_path / "run", tmp_path / "out.json"
     scores = training.run(config, folder)
     joined.write(str(out), [folder, folder])

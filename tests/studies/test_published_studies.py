@@ -243,9 +243,9 @@ def _small(row, root_of, *, steps=2):
     """The config of a row with a little net, two steps and a tiny data set."""
     words = study_file.flags(row.overrides)
     config = config_files.read(row.config, words)
-    changes = {"steps": steps, "log_every": 1, "pictures": False, "runtime.devices": 1}
-    changes |= {"evaluate.every": 2, "evaluate.seeds": [0], "evaluate.batch_size": 64}
-    changes |= {"evaluate.clustering": False, "select": "last", "reload_best_at": []}
+    changes = {"steps": steps, "log_every": 1, "pictures": None, "runtime.devices": 1}
+    changes |= {"evaluate.every": 2, "evaluate.batch_size": 64}
+    changes |= {"evaluate.clustering": None, "select": "last", "reload_best_at": []}
     changes |= {"patience": None}
     dataset = config["dataset"]["name"]
     if dataset in LAYOUTS:

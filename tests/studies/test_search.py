@@ -19,7 +19,7 @@ from dmljax.studies import engine, plan, search, session
 SPACE = {"optimizer.rate": ("log", 1e-4, 1e-1), "loss.margin": ("uniform", 0.0, 1.0)}
 SPACE |= {"method.dim": ("choice", 4, 8), "sampler.classes": ("int", 2, 3)}
 SEARCH = {"space": SPACE, "trials": 6, "score": "val/MAP@R", "method": "tpe", "seed": 3}
-HELD_OUT = {"validation": 0.5, "evaluate.every": 3, "sampler.classes": 2}
+HELD_OUT = {"held_out": 0.5, "evaluate.every": 3, "sampler.classes": 2}
 
 
 def _session(folder, storage=None, **options):

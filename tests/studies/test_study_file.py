@@ -74,9 +74,9 @@ PROXIES = {"method": "proxies", "loss": "proxy_anchor"}
             {"rows": {"a": {}, "b": {"runs_of": "a", "choose": "val/R@1"}}},
             "row 'b': select='val/R@1' needs held-out classes",
         ),
-        ({"search": SEARCH}, "search: the score val/MAP@R needs held-out classes: validation=0.2"),
+        ({"search": SEARCH}, "search: the score val/MAP@R needs held-out classes: held_out=0.2"),
         ({"scores": ("val/R@1",)}, "row 'plain': the score val/R@1 needs held-out classes"),
-        ({"folds": 4, "all": {"validation": 0.2}}, "fold=0 and validation=0.2 both hold classes"),
+        ({"folds": 4, "all": {"held_out": 0.2}}, "fold=0 and held_out=0.2 both hold classes"),
         ({"all": {"patience": 2}}, "row 'plain': patience=2 needs a score to watch"),
         (
             {"rows": {"a": PROXIES | {"miner": "batch_hard"}}},
@@ -112,10 +112,10 @@ def test_a_wrong_study_is_one_line(checked, fields, message):
 def test_scores_of_held_out_classes_are_there_with_validation_or_folds(checked):
     fields = {"select": "val/MAP@R", "scores": ("val/R@1", "R@1"), "search": SEARCH}
     rows = {"a": {}, "b": PROXIES, "c": {"runs_of": "a", "choose": "val/R@1"}}
-    for held_out in ({"folds": 4}, {"all": {"validation": 0.5}}):
+    for held_out in ({"folds": 4}, {"all": {"held_out": 0.5}}):
         assert checked(rows=rows, **fields, **held_out)[1].keys() == {"a", "b"}
     # The points of this search say how many classes are held out.
-    space = {"validation": ("uniform", 0.2, 0.5)}
+    space = {"held_out": ("uniform", 0.2, 0.5)}
     search = SEARCH | {"space": space, "row": {"select": "last"}}
     checked(search=search)
 

@@ -20,7 +20,7 @@ CONFIG = {
     "sampler": {"name": "class_balanced", "classes": 4},
     "eval_transform": "unchanged",
     "method": {"name": "pairs", "dim": 4},
-    "evaluate": {"seeds": [0]},
+    "evaluate": {"clustering": {"seeds": [0]}},
 }
 
 

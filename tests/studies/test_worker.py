@@ -19,7 +19,7 @@ from dmljax.files import result as results
 from dmljax.studies import joined, launch, outcomes, session, worker
 
 # The second cannot run: 90 % of four classes cannot be held out.
-ROWS = {"plain": {}, "broken": {"validation": 0.9}, "wide": {"method.dim": 8}}
+ROWS = {"plain": {}, "broken": {"held_out": 0.9}, "wide": {"method.dim": 8}}
 
 
 def _ended(done, status):
@@ -255,7 +255,7 @@ def _has_step(folder, step):
 
 
 LONG = {"steps": 400, "log_every": 10, "checkpoint": {"every": 20, "keep": 2}}
-LONG |= {"evaluate": {"every": 200, "ks": [1, 2], "clustering": False, "batch_size": 16}}
+LONG |= {"evaluate": {"every": 200, "ks": [1, 2], "clustering": None, "batch_size": 16}}
 
 
 @pytest.mark.slow

@@ -110,7 +110,7 @@ def test_a_device_computes_its_share_of_a_batch_alone(programs):
 
 def test_hosts_with_unequal_shares_compute_what_one_device_does(tmp_path):
     """Of 8 images, two hosts hold 4 each on two devices, and the third host holds padding alone."""
-    evaluate = {"every": 6, "ks": [1], "clustering": False, "batch_size": 10}
+    evaluate = {"every": 6, "ks": [1], "clustering": None, "batch_size": 10}
     config = tiny(tmp_path, evaluate=evaluate, checkpoint={"every": 6, "keep": 1})
     config["runtime"] = {"sharded": "all"}
     with started(tmp_path, tmp_path / "hosts", config, processes=3) as process:

@@ -68,7 +68,12 @@ def test_a_run_keeps_its_programs_and_the_same_run_resumed_compiles_nothing(tmp_
 
 
 def test_later_evaluations_and_their_last_batches_compile_nothing(tmp_path):
-    evaluation = {"every": 2, "ks": [1], "seeds": [0], "batch_size": 24}  # of 32 images
+    evaluation = {
+        "every": 2,
+        "ks": [1],
+        "clustering": {"seeds": [0]},
+        "batch_size": 24,
+    }  # of 32 images
     training.run(tiny(tmp_path, evaluate=evaluation, log_every=1, steps=7), tmp_path / "run")
     rows = {row["step"]: row for row in read(tmp_path / "run" / "speed.jsonl")}
     assert rows[1]["compilations"] > 0 and rows[1]["compile_seconds"] > 0

@@ -119,7 +119,7 @@ def _lines(workdir):
 
 
 def test_a_run_continues_on_another_number_of_devices(tmp_path, without_diagnostics):
-    options = {"evaluate": {"ks": [1], "clustering": False, "batch_size": 16}, "log_every": 1}
+    options = {"evaluate": {"ks": [1], "clustering": None, "batch_size": 16}, "log_every": 1}
     options["net"] = "methods.one_step:Patches"
     proxies = {"method": {"name": "proxies", "dim": 4, "tile": 3}}
     config = tiny(tmp_path, loss={"name": "proxy_anchor"}, **proxies, **options)

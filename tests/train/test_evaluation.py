@@ -125,7 +125,7 @@ def test_learners_are_scored_at_every_k_and_their_mean(tmp_path, capsys):
 
 def test_clusters_of_the_end_are_not_computed_before(tmp_path, capsys):
     config = tiny(tmp_path)
-    config["evaluate"] |= {"clustering": "end", "starts": 3, "seeds": [4]}
+    config["evaluate"] |= {"clustering": {"only_last": True, "starts": 3, "seeds": [4]}}
     scores = training.run(config, tmp_path / "run")
     assert "NMI" in scores and scores["NMI_std"] == 0
     rows = journal.read(tmp_path / "run" / "metrics.jsonl")
@@ -142,10 +142,10 @@ def test_clusters_of_the_end_are_not_computed_before(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clustering": "last"}, r"clustering must be True, False or 'end', not 'last'"),
+        ({"clustering": "last"}, r"evaluate.clustering has no setting 'last'. It has: kmeans, sc"),
         ({"depth": 0}, r"depth must be 1 or more, 'max_bin_count', or None, not 0"),
         ({"depth": "max"}, r"depth must be .*'max_bin_count', or None, not 'max'"),
-        ({"starts": 0}, r"evaluate.starts must be 1 or more"),
+        ({"clustering": {"starts": 0}}, r"evaluate.clustering.starts must be 1 or more"),
     ],
 )
 def test_what_an_evaluation_refuses(tmp_path, options, message):

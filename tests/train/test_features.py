@@ -40,7 +40,7 @@ CENTERED = {"name": "pairs", "dim": 6, "dense_fn": "centered_dense"}
 
 
 def _frozen(folder, source, **fields):
-    fields = {"start": str(source), "start_takes": "backbone", "trained": "last"} | fields
+    fields = {"start": {"name": str(source), "takes": "backbone"}, "trained": "last"} | fields
     return brief(folder, **{"runtime": {"features": str(folder / "cache")}} | fields)
 
 
@@ -113,7 +113,7 @@ def test_a_method_learns_the_same_as_on_images(source, tmp_path, name, without_d
 
 
 def test_a_second_run_computes_no_features_and_the_page_shows_the_images(source, tmp_path, capsys):
-    config = _frozen(tmp_path, source, method=CENTERED, features="cached", pictures=True)
+    config = _frozen(tmp_path, source, method=CENTERED, features="cached", pictures="page")
     config["dataset"] = {"name": "folder", "root": str(photos(tmp_path)), "split": 0.5}
     training.run(config, tmp_path / "one")
     first = capsys.readouterr().out
@@ -136,11 +136,11 @@ def test_other_images_weights_and_transforms_are_other_features(source, tmp_path
         return {entry.folder for entry in build(config | fields).cache.entries}
 
     first = folders()
-    assert first == folders(seed=1, validation=0.5) and len(first) == 2
+    assert first == folders(seed=1, held_out=0.5) and len(first) == 2
     assert not first & folders(eval_transform={"name": "center_crop", "size": 10})
     assert not first & folders(normalize={"name": "imagenet", "force": True})
-    assert len(first & folders(views=2, transform="random_flip")) == 2
-    assert len(folders(views=2, transform="random_flip")) == 3
+    assert len(first & folders(features={"views": 2}, transform="random_flip")) == 2
+    assert len(folders(features={"views": 2}, transform="random_flip")) == 3
     file = root / "c0" / "000.png"
     os.utime(file, (1, 1))
     assert len(first & folders()) == 1  # the test images are the same
@@ -431,7 +431,7 @@ def test_pca_keeps_the_lengths_of_directions_and_whitening_makes_deviations_equa
 
 def test_a_run_of_no_steps_fits_its_head_and_is_shipped(source, tmp_path):
     method = {"name": "pairs", "dim": 6, "dense_fn": {"name": "centered_dense", "whiten": 1.0}}
-    config = _frozen(tmp_path, source, method=method, features="cached", steps=0, pictures=True)
+    config = _frozen(tmp_path, source, method=method, features="cached", steps=0, pictures="page")
     first = training.run(config, tmp_path / "run")
     assert results.read(tmp_path / "run").chosen.step == 0
     assert not page.read(tmp_path / "run").get("faults")
@@ -521,7 +521,7 @@ def test_a_bundle_joins_the_backbone_and_the_head(source, tmp_path):
             "whiten is a number from 0 .PCA. to 1, not 2.0",
         ),
         (METHODS["abe"] | {"start": None}, "trained='last' leaves the backbone as it is"),
-        ({"features": "kept"}, "features must be 'computed' or 'cached', not 'kept'"),
+        ({"features": "kept"}, "features has no setting 'kept'. It has: cached, computed"),
     ],
 )
 def test_what_cannot_be_cached_is_refused(source, tmp_path, fields, words):

@@ -25,9 +25,9 @@ SECONDS = 20  # for the end of a process, on a machine that is busy with other t
 def _config(folder, **fields):
     """A run whose images are slow to read while `folder/slow` exists."""
     shutil.copy(pathlib.Path(__file__).with_name("slow_data.py"), folder)
-    config = tiny(folder, **LONG | {"steps": 20, "pictures": True}, **fields)
+    config = tiny(folder, **LONG | {"steps": 20, "pictures": "page"}, **fields)
     config["dataset"] = {"name": "slow_data:blobs", "path": blobs(folder)}
-    config["evaluate"] = {"every": 10, "ks": [1], "seeds": [0], "batch_size": 4}
+    config["evaluate"] = {"every": 10, "ks": [1], "clustering": {"seeds": [0]}, "batch_size": 4}
     return config
 
 
@@ -96,7 +96,7 @@ def _bytes(tree):
 @pytest.mark.parametrize("processes", [None, 2])
 def test_a_signal_ends_an_evaluation_that_clusters_for_hours(tmp_path, processes):
     config, run = tiny(tmp_path), tmp_path / "run"
-    config["evaluate"] |= {"starts": 10**6}
+    config["evaluate"] |= {"clustering": {"starts": 10**6}}
     with started(tmp_path, run, config, processes=processes) as process:
         until_step(run, 2, process)
         time.sleep(3)
@@ -108,7 +108,7 @@ def test_a_signal_ends_an_evaluation_that_clusters_for_hours(tmp_path, processes
 
 def test_an_evaluation_that_is_repeated_gives_its_checkpoint_the_score(tmp_path, monkeypatch):
     config, run, original = tiny(tmp_path, steps=3), tmp_path / "run", Evaluator.evaluate
-    config["evaluate"] |= {"clustering": False}
+    config["evaluate"] |= {"clustering": None}
 
     def evaluate(*arguments, **options):
         os.kill(os.getpid(), signal.SIGTERM)

@@ -22,8 +22,11 @@ def test_scores_are_on_the_disk_within_seconds(tmp_path):
 
 
 def test_every_evaluation_has_its_embeddings_and_classes_in_the_projector(tmp_path):
-    evaluate = {"every": 3, "ks": [1], "clustering": False, "batch_size": 16, "projector": 10}
-    config = tiny(tmp_path, steps=6, evaluate=evaluate) | {"runtime": {"devices": 1}}
+    evaluate = {"every": 3, "ks": [1], "clustering": None, "batch_size": 16}
+    pictures = {"projector": 10}
+    config = tiny(tmp_path, steps=6, evaluate=evaluate, pictures=pictures) | {
+        "runtime": {"devices": 1}
+    }
     training.run(config, tmp_path / "run")
     board = tmp_path / "run" / "tensorboard"
     text = (board / "projector_config.pbtxt").read_text()

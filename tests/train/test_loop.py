@@ -123,7 +123,7 @@ def test_select_takes_the_best_evaluation(tmp_path):
     rising = {"name": "constant", "warmup": 6}  # from harmless to harmful
     optimizer = {"name": "sgd", "rate": 100.0}
     config = tiny(tmp_path, select="test", optimizer=optimizer, schedule=rising)
-    config["evaluate"] |= {"every": 1, "clustering": False}
+    config["evaluate"] |= {"every": 1, "clustering": None}
     config["checkpoint"]["keep"] = 1  # and the best
     score = training.run(config, tmp_path / "run")["R@1"]
     rows = journal.read(tmp_path / "run" / "metrics.jsonl")
@@ -147,16 +147,16 @@ def test_load_embeds_images(finished):
         ({"loss": {"name": "tripplet"}}, "did you mean 'triplet'"),
         ({"loss": {"name": "triplet", "margn": 1}}, "no argument 'margn': did you mean 'margin'"),
         ({"net": {"name": "resnet5"}}, "did you mean 'resnet50'"),
-        ({"steps": "six"}, "steps='six' is no duration"),
+        ({"steps": "six"}, "steps='six' is not a duration"),
         ({"steps": 10**30}, "steps=10*: a run has at most 100,000,000 steps"),
-        ({"evaluate": {"every": "abc"}}, "evaluate.every='abc' is no duration"),
-        ({"checkpoint": {"every": "1 week"}}, "checkpoint.every='1 week' is no duration"),
-        ({"schedule": {"name": "cosine", "warmup": "x"}}, "schedule.warmup='x' is no duration"),
-        ({"schedule": {"name": "steps", "at": ["x"]}}, "schedule.at='x' is no duration"),
-        ({"reload_best_at": ["x epochs"]}, "reload_best_at='x epochs' is no duration"),
+        ({"evaluate": {"every": "abc"}}, "evaluate.every='abc' is not a duration"),
+        ({"checkpoint": {"every": "1 week"}}, "checkpoint.every='1 week' is not a duration"),
+        ({"schedule": {"name": "cosine", "warmup": "x"}}, "schedule.warmup='x' is not a duration"),
+        ({"schedule": {"name": "steps", "at": ["x"]}}, "schedule.at='x' is not a duration"),
+        ({"reload_best_at": ["x epochs"]}, "reload_best_at='x epochs' is not a duration"),
         ({"evaluate": {"evry": 1}}, "did you mean 'every'"),
         ({"select": "best"}, "select must be"),
-        ({"select": "val"}, "--config.validation=0.2"),
+        ({"select": "val"}, "--config.held_out=0.2"),
         (
             {"sampler": {"name": "class_chunks", "classes": 30, "per_class": 2}},
             "--config.sampler.classes=4",
@@ -178,29 +178,25 @@ def test_load_embeds_images(finished):
         ({"seed": 10**20 - 1}, "seed must be a number from 0 to .*, not 99999999999999999999"),
         ({"method": {"name": "pairs", "dim": 0}}, "method.dim=0: an embedding has 1 or more"),
         ({"evaluate": {"ks": []}}, r"evaluate.ks=\[\] needs one or more K"),
-        ({"evaluate": {"every": 0}}, "evaluate.every=0 is no interval: write steps"),
-        ({"checkpoint": {"every": "0 epochs"}}, "checkpoint.every='0 epochs' is no interval"),
+        ({"evaluate": {"every": 0}}, "evaluate.every=0 is not an interval: write steps"),
+        ({"checkpoint": {"every": "0 epochs"}}, "checkpoint.every='0 epochs' is not an interval"),
         (
             {
-                "sampler": {"name": "nearest_classes", "classes": 2, "per_class": 2},
-                "neighbors_every": 0,
+                "sampler": {"name": "nearest_classes", "classes": 2, "per_class": 2, "every": 0},
             },
-            "neighbors_every=0 is no interval",
+            "sampler.every=0 is not an interval",
         ),
         ({"log_every": 0}, "log_every must be 1 or more, not 0"),
         ({"evaluate": {"ks": 3}}, "ks must be a list .*, not 3"),
-        ({"evaluate": {"metrics": "nmi"}}, "metrics must be a list or None, not 'nmi'"),
+        ({"evaluate": {"metrics": "nmi"}}, "metrics must be a list, not 'nmi'"),
         ({"select": None}, "select must be a name, not None"),
-        (
-            {"evaluate": {"clustering": "maybe"}},
-            "must be True, False or 'end', not 'maybe'",
-        ),
+        ({"evaluate": {"clustering": "maybe"}}, "evaluate.clustering has no setting 'maybe'"),
         ({"evaluate": {"batch_size": 0}}, "evaluate.batch_size must be 1 or more, not 0"),
         ({"runtime": {"workers": "two"}}, "workers must be a whole number or None, not 'two'"),
         ({"runtime": {"chunk": 4}}, "runtime has no 'chunk'.*workers"),
         ({"unreadable": "ignore"}, "unreadable must be 'raise' or 'skip', not 'ignore'"),
-        ({"steps": "-3 epochs"}, "'-3 epochs' is no duration"),
-        ({"steps": "inf epochs"}, "'inf epochs' is no duration"),
+        ({"steps": "-3 epochs"}, "'-3 epochs' is not a duration"),
+        ({"steps": "inf epochs"}, "'inf epochs' is not a duration"),
         (
             {"optimizer": {"name": "adam", "rate": 1, "groups": [{"path": "^hed"}]}},
             r"'\^hed' matches no parameter, such as .*kernel",
@@ -211,7 +207,10 @@ def test_load_embeds_images(finished):
         ),
         ({"reload_best_at": [2]}, "2 is before the first evaluation, at 3"),
         ({"net": {"name": "convnet", "weights": "no.safetensors"}}, "no file no.safetensors"),
-        ({"validation": 1.5}, "validation must be a share of 0 or more and less than 1, not 1.5"),
+        (
+            {"held_out": 1.5},
+            "held_out.fraction must be a fraction of 0 or more and less than 1, not 1.5",
+        ),
     ],
 )
 def test_a_wrong_config_is_refused_before_anything_is_written(tmp_path, change, message):

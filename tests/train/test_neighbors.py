@@ -16,8 +16,7 @@ from dmljax.train.checkpoints import Checkpoints
 
 _FIELDS = {
     **LONG,
-    "sampler": {"name": "nearest_classes", "classes": 2, "per_class": 4, "near": 1},
-    "neighbors_every": 7,
+    "sampler": {"name": "nearest_classes", "classes": 2, "per_class": 4, "near": 1, "every": 7},
 }
 
 

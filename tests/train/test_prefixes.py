@@ -25,7 +25,7 @@ METHOD = {"name": "proxies", "dim": 6, "prefixes": [2, 4]}
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("prefixes")
-    config = tiny(folder, **METHODS["proxies"] | {"method": METHOD}, pictures=True)
+    config = tiny(folder, **METHODS["proxies"] | {"method": METHOD}, pictures="page")
     training.run(config, folder / "run")
     exporting.export(folder / "run", folder / "tiny.bundle", batch_sizes=(8,))
     return folder / "run"
@@ -64,7 +64,7 @@ def test_every_prefix_is_scored_and_on_the_page(run):
 
 def test_the_score_of_a_prefix_can_choose_the_step(run):
     folder = run.parent
-    config = tiny(folder, **METHODS["proxies"] | {"method": METHOD}, validation=0.5)
+    config = tiny(folder, **METHODS["proxies"] | {"method": METHOD}, held_out=0.5)
     assert build(config | {"select": "val/prefix_2/MAP@R"}).selection.score == "prefix_2/MAP@R"
     with pytest.raises(ValueError, match="has no score 'prefix_3/R@1'"):
         build(config | {"select": "val/prefix_3/R@1"})

@@ -94,7 +94,7 @@ def _batches(run, count, start=0, say=lambda line: None):
     images_fn = (lambda batch: batch) if data is None else jax.jit(data.images_fn)
     arrays = {} if data is None else data.arrays
     with loop.batches(run, start, resident=data) as host_batches:
-        on_devices = prefetch(host_batches, run.shards.rows, window=run.options.runtime.window)
+        on_devices = prefetch(host_batches, run.shards.rows, window=run.options.runtime.data.window)
         batches = [jax.device_get(images_fn({**next(on_devices), **arrays})) for _ in range(count)]
     return batches, host_batches.skipped
 
@@ -224,13 +224,16 @@ def test_a_window_sends_the_same_batches_in_fewer_transfers(count, tmp_path, mon
     assert sent == [image] * (5 + 1)
     for window, blocks in ((2, 3 + 1), (3, 2 + 1)):
         sent.clear()
-        same(_batches(_run(tmp_path, devices=count, window=window), 5, start=2)[0], expected)
+        same(
+            _batches(_run(tmp_path, devices=count, data={"window": window}), 5, start=2)[0],
+            expected,
+        )
         assert sent == [(window, *image)] * blocks
 
 
 def test_features_are_taken_from_the_devices(source, tmp_path):
-    fields = {"start": str(source), "start_takes": "backbone", "trained": "last", "views": 2}
-    fields |= {"features": "cached", "transform": "random_flip"}
+    fields = {"start": {"name": str(source), "takes": "backbone"}, "trained": "last"}
+    fields |= {"features": {"views": 2}, "transform": "random_flip"}
     config = tiny(tmp_path, **fields)
 
     def on(count, data):
@@ -274,7 +277,10 @@ def test_an_interrupted_run_ends_the_same(tmp_path, without_diagnostics, monkeyp
     sent = _sent_shapes(monkeypatch)
     config = tiny(tmp_path, runtime={"data": "device", "devices": 3}, log_every=1)
     training.run(config, tmp_path / "whole")
-    for name, runtime in {"device": config["runtime"], "host": {"devices": 3, "window": 4}}.items():
+    for name, runtime in {
+        "device": config["runtime"],
+        "host": {"devices": 3, "data": {"window": 4}},
+    }.items():
         shutil.copytree(tmp_path / "whole", tmp_path / name)
         for step in (4, 6):
             shutil.rmtree(tmp_path / name / "checkpoints" / str(step))
@@ -292,11 +298,11 @@ def test_an_interrupted_run_ends_the_same(tmp_path, without_diagnostics, monkeyp
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "runtime, line",
-    [({"data": "device"}, "on each of 2 devices"), ({"window": 3}, "on 6 cpu devices")],
+    [({"data": "device"}, "on each of 2 devices"), ({"data": {"window": 3}}, "on 6 cpu devices")],
 )
 def test_hosts_divide_the_images_over_their_own_devices(tmp_path, runtime, line):
     """Of 8 images, two hosts hold 4 each on two devices, and the third host holds padding alone."""
-    evaluate = {"every": 6, "ks": [1], "clustering": False, "batch_size": 10}
+    evaluate = {"every": 6, "ks": [1], "clustering": None, "batch_size": 10}
     config = tiny(tmp_path, evaluate=evaluate, checkpoint={"every": 6, "keep": 1})
     config["runtime"] = runtime
     with started(tmp_path, tmp_path / "hosts", config, processes=3) as process:

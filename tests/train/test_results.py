@@ -33,7 +33,7 @@ def finished(tmp_path_factory):
 
 def _held_out(folder, **fields):
     sampler = {"name": "class_balanced", "classes": 2, "per_class": 4}
-    return tiny(folder, validation=0.5, select="val/MAP@R", sampler=sampler, **fields)
+    return tiny(folder, held_out=0.5, select="val/MAP@R", sampler=sampler, **fields)
 
 
 def test_a_result_says_what_was_chosen_and_all_scores(finished):
@@ -179,9 +179,9 @@ def test_digests_know_what_can_change_a_result(tmp_path):
     config = tiny(tmp_path)
     one = build.digests_of(config)
     assert len(one.run) == 64 and int(one.run, 16) and one.weights is None
-    for fields in ({"runtime": {"workers": 3}}, {"notes": "x"}, {"pictures": True}):
+    for fields in ({"runtime": {"workers": 3}}, {"notes": "x"}, {"pictures": "page"}):
         assert build.digests_of(config | fields) == one
-    assert build.digests_of(config | {"seed": 0, "validation": 0.0}) == one  # the defaults
+    assert build.digests_of(config | {"seed": 0, "held_out": 0.0}) == one  # the defaults
     for fields in ({"seed": 1}, {"steps": 7}, {"unreadable": "skip"}):
         other = build.digests_of(config | fields)
         assert other.run != one.run and other.config != one.config and other.data == one.data

@@ -216,7 +216,7 @@ def test_a_run_interrupted_where_the_best_is_reloaded_ends_the_same(tmp_path, mo
     optimizer = {"name": "sgd", "rate": 100.0}
     method = {"name": "pairs", "dim": 4, "memory": 99}
     config = tiny(tmp_path, method=method, reload_best_at=[4], optimizer=optimizer, schedule=rising)
-    config["evaluate"] |= {"every": 2, "clustering": False}
+    config["evaluate"] |= {"every": 2, "clustering": None}
     config["checkpoint"] = {"every": 1, "keep": 6}
     config["log_every"] = 4  # the line after step 6 is a mean, maybe over both processes
     windows = []

@@ -15,12 +15,12 @@ from dmljax.runs import training
 from dmljax.train import journal
 from dmljax.train.loop import is_out_of_patience
 
-HELD_OUT = {"validation": 0.5, "sampler": {"name": "class_balanced", "classes": 2, "per_class": 4}}
+HELD_OUT = {"held_out": 0.5, "sampler": {"name": "class_balanced", "classes": 2, "per_class": 4}}
 # From harmless to harmful, so that an early step is the best.
 HARMFUL = {
     "optimizer": {"name": "sgd", "rate": 100.0},
     "schedule": {"name": "constant", "warmup": 6},
-    "evaluate": {"every": 1, "ks": [1], "clustering": False, "batch_size": 16},
+    "evaluate": {"every": 1, "ks": [1], "clustering": None, "batch_size": 16},
     "checkpoint": {"keep": 9},
     "runtime": {"devices": 1},
     "log_every": 1,
@@ -83,7 +83,9 @@ def test_patience_needs_a_score(tmp_path):
 
 
 def test_a_run_without_evaluations_does_not_open_its_newest_step(tmp_path):
-    config = tiny(tmp_path, select="test/R@1", evaluate={"every": 4, "ks": [1], "seeds": [0]})
+    config = tiny(
+        tmp_path, select="test/R@1", evaluate={"every": 4, "ks": [1], "clustering": {"seeds": [0]}}
+    )
     training.run(config, tmp_path / "run")
     rows = journal.read(tmp_path / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows if "test/R@1" in row] == [4, 6]  # and the last step
@@ -114,33 +116,37 @@ def _names(config):
 
 
 def test_folds_hold_out_classes_of_the_training_split(tmp_path):
-    config = tiny(
-        tmp_path, sampler={"name": "class_balanced", "classes": 2, "per_class": 4}, folds=2
-    )
-    assert _names(config | {"fold": 0})[:2] == [["0", "1"], ["2", "3"]]
-    assert _names(config | {"fold": 1})[:2] == [["2", "3"], ["0", "1"]]
-    assert _names(config | {"fold": 1})[2] == ["4", "5", "6", "7"]
-    shuffled = [_names(config | {"fold": fold, "fold_seed": 5})[1] for fold in (0, 1)]
+    config = tiny(tmp_path, sampler={"name": "class_balanced", "classes": 2, "per_class": 4})
+
+    def names(index, **options):
+        return _names(config | {"held_out": {"index": index, "count": 2, **options}})
+
+    assert names(0)[:2] == [["0", "1"], ["2", "3"]]
+    assert names(1)[:2] == [["2", "3"], ["0", "1"]]
+    assert names(1)[2] == ["4", "5", "6", "7"]
+    shuffled = [names(index, seed=5)[1] for index in (0, 1)]
     assert sorted(shuffled[0] + shuffled[1]) == ["0", "1", "2", "3"]
     assert shuffled[0] not in (["0", "1"], ["2", "3"])
-    select = build(config | {"fold": 1, "select": "val/MAP@R"}).selection
+    select = build(config | {"held_out": {"count": 2}, "select": "val/MAP@R"}).selection
     assert select.key == "val/MAP@R"
 
 
 def test_a_score_of_which_less_is_better_chooses_no_step(tmp_path):
     config = tiny(tmp_path, select="test/class_deviation")
-    config["evaluate"] |= {"extra": ["class_deviation"]}
+    config["evaluate"] |= {"metrics": ["all", "class_deviation"]}
     with pytest.raises(ValueError, match=r"would choose the step with the highest class_dev"):
         build(config)
 
 
 def test_what_folds_refuse(tmp_path):
-    with pytest.raises(ValueError, match=r"fold=2 must be one of 0 to 1"):
-        build(tiny(tmp_path, fold=2, folds=2))
-    with pytest.raises(ValueError, match=r"folds=3 of 4 classes: choose 2 to 2"):
-        build(tiny(tmp_path, fold=0, folds=3))
-    with pytest.raises(ValueError, match=r"fold=0 and validation=0.5 both hold"):
-        build(tiny(tmp_path, fold=0, folds=2, validation=0.5))
+    with pytest.raises(ValueError, match=r"held_out.index=2 must be one of 0 to 1"):
+        build(tiny(tmp_path, held_out={"name": "fold", "index": 2, "count": 2}))
+    with pytest.raises(ValueError, match=r"held_out.count=3 of 4 classes: choose 2 to 2"):
+        build(tiny(tmp_path, held_out={"count": 3}))
+    with pytest.raises(ValueError, match=r"held_out has no 'fraction': .* index"):
+        build(tiny(tmp_path, held_out={"name": "fold", "fraction": 0.5}))
+    with pytest.raises(ValueError, match=r"held_out has no setting 'folds': did you mean 'fold'"):
+        build(tiny(tmp_path, held_out="folds"))
 
 
 def test_held_out_images_are_queries_and_gallery_where_the_test_images_are(tmp_path, capsys):

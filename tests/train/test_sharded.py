@@ -284,7 +284,7 @@ def test_a_checkpoint_is_read_by_other_devices_that_share_otherwise(tmp_path):
             _same(run, state, expected)
             checkpoints.save(state._replace(step=jnp.int32(step)), {})
             checkpoints.wait()
-    other = build(tiny(tmp_path, **PROXIES, net=NET, validation=0.5))  # 2 classes
+    other = build(tiny(tmp_path, **PROXIES, net=NET, held_out=0.5))  # 2 classes
     with (
         Checkpoints(folder, class_rows=other.class_rows) as checkpoints,
         pytest.raises(Mismatch, match="proxies is"),

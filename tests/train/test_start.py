@@ -40,7 +40,7 @@ def _differ(one, other):
 def test_the_first_backbone_is_that_of_the_chosen_step(source, tmp_path, name):
     chosen = results.read(source).chosen.step
     _, expected = run_folder.reopen(source, step=chosen)
-    config = tiny(tmp_path, **METHODS[name], start=str(source), start_takes="backbone")
+    config = tiny(tmp_path, **METHODS[name], start={"name": str(source), "takes": "backbone"})
     state = first_state(build.build(config))
     same(_backbone(state), _backbone(expected))
     drawn = first_state(build.build(config | {"start": None}))
@@ -70,9 +70,9 @@ def test_all_that_fits_is_carried_but_rows_for_classes(source, tmp_path, capsys)
     drawn = first_state(build.build(config | {"start": None}))
     same(state.params["head"], drawn.params["head"])
     assert "drawn: head/red (of another shape), proxies (a row for each class)" in lines[0]
-    config |= {"start": str(source), "start_takes": "backbone"}
+    config |= {"start": {"name": str(source), "takes": "backbone"}}
     first_state(build.build(config), say=lines.append)
-    assert lines[1].endswith("; all else is drawn (start_takes=backbone)")
+    assert lines[1].endswith("; all else is drawn (start.takes=backbone)")
 
 
 def test_a_method_that_does_not_declare_its_parameters_is_told_so(source, tmp_path):
@@ -81,8 +81,8 @@ def test_a_method_that_does_not_declare_its_parameters_is_told_so(source, tmp_pa
         ValueError, match=r"my_method does not say .* a row for each class"
     ) as error:
         build.build(config)
-    assert "\n" not in str(error.value) and "--config.start_takes=backbone" in str(error.value)
-    build.build(config | {"start_takes": "backbone"})
+    assert "\n" not in str(error.value) and "--config.start.takes=backbone" in str(error.value)
+    build.build(config | {"start": {"name": str(source), "takes": "backbone"}})
 
 
 @pytest.mark.parametrize("name", ["graph", "abe"])
@@ -185,9 +185,10 @@ def test_a_run_is_another_if_its_start_is(source, tmp_path, capsys):
     assert one.start and one.run != build.digests_of(brief(tmp_path)).run
     moved = shutil.copytree(source, tmp_path / "moved")
     assert build.digests_of(config | {"start": str(moved)}) == one
-    assert build.digests_of(config | {"start_takes": "backbone"}).run != one.run
-    plain = brief(tmp_path)
-    assert build.digests_of(plain | {"start_takes": "backbone"}) == build.digests_of(plain)
+    assert (
+        build.digests_of(config | {"start": {"name": str(source), "takes": "backbone"}}).run
+        != one.run
+    )
     training.run(config, tmp_path / "run")
     assert f"pretraining: the backbone of {source}" in capsys.readouterr().out
     training.run(config | {"start": str(moved)}, tmp_path / "run")
@@ -240,7 +241,9 @@ def test_what_starts_and_layers_refuse(source, tmp_path):
     assert "no choice of what learns 'head'. It has: all, biases, blocks" in _refused(
         tmp_path, trained="head"
     )
-    assert "must be 'all' or 'backbone', not 'no'" in _refused(tmp_path, start_takes="no")
+    assert "must be 'all' or 'backbone', not 'no'" in _refused(
+        tmp_path, start={"name": "runs/a", "takes": "no"}
+    )
     message = _refused(tmp_path, start=str(source), normalize="imagenet")
     assert f"normalize='imagenet' contradicts {source}, which expects 'unit'" in message
     run = build.build(tiny(tmp_path, start=str(source), normalize=None))

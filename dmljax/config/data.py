@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dmljax.config import registry
 from dmljax.data import digest as digests
 from dmljax.data.splits import (
     Split,
@@ -16,11 +15,7 @@ from dmljax.data.splits import (
     share,
 )
 from dmljax.hints import counted
-from dmljax.train.options import Options
-
-# Fields of `dataset` that are not arguments of the data set: shares of the training split, and
-# whether an epoch is nevertheless as long as an epoch of all training images.
-_SHARES = {"image_share": "float", "class_share": "float", "full_epochs": "bool"}
+from dmljax.train.options import Fold, Options
 
 
 class Data(NamedTuple):
@@ -32,18 +27,12 @@ class Data(NamedTuple):
     test: Split
 
 
-def splits_of(options: Options) -> Splits:
-    """The whole data set."""
-    spec = {k: v for k, v in options.dataset.items() if k not in _SHARES}
-    return registry.resolve("dataset", spec, caller_keywords=_SHARES)()
-
-
 def data_of(options: Options, split_fn: Callable[..., Split] | None = None) -> Data:
-    """The data set with the classes held out that `fold` or `validation` asks for.
+    """Returns the data set with the classes held out that `held_out` asks for.
 
     `split_fn(split, is_training=...)` replaces the records of both splits before that.
     """
-    splits = splits_of(options)
+    splits = options.dataset.function()
     _check_images(options, splits)
     if split_fn is not None:
         splits = Splits(split_fn(splits.train, is_training=True), split_fn(splits.test))
@@ -82,72 +71,62 @@ def _check_images(options: Options, splits: Splits) -> None:
 
 
 def epoch_labels(options: Options, train: Split) -> np.ndarray:
-    """The labels by which the sampler counts its epochs: of `train`, or with `full_epochs` of all.
+    """Returns the labels by which the sampler counts its epochs: of `train`, or of all images.
 
-    So runs on shares of the images can have equally many steps, whatever the sampler is.
+    With `full_epochs`, runs on fractions of the images have the same number of steps.
     """
     if not options.dataset.get("full_epochs"):
         return train.labels
-    full_train, _ = _divided(options, splits_of(options).train)
+    full_train, _ = _divided(options, options.dataset.function().train)
     return full_train.labels
 
 
-def holds_out(options: Options) -> bool:
-    """Whether classes are held out of training."""
-    if options.fold is not None and options.validation:
-        raise ValueError(
-            f"fold={options.fold} and validation={options.validation} both hold classes out: "
-            "leave out one of them"
-        )
-    return options.fold is not None or bool(options.validation)
-
-
 def _divided(options: Options, train: Split) -> tuple[Split, Split | None]:
-    """The classes that are trained on, and the classes that are held out."""
-    if not holds_out(options):
+    """Returns the classes that are trained on, and the classes that are held out."""
+    held_out = options.held_out
+    if held_out is None:
         return train, None
-    if options.fold is not None:
+    if isinstance(held_out, Fold):
         is_held_out = fold_of_classes(
-            len(train.names), fold=options.fold, folds=options.folds, seed=options.fold_seed
+            len(train.names), fold=held_out.index, folds=held_out.count, seed=held_out.seed
         )
         names = [n for n, held in zip(train.names, is_held_out, strict=True) if not held]
         return divide(train, train=names)
-    classes = _train_classes(options.validation, len(train.names))
+    classes = _train_classes(held_out.fraction, len(train.names))
     return divide(train, train=train.names[:classes])
 
 
-def _train_classes(validation: float, count: int) -> int:
-    """The number of classes, of `count`, that `validation` leaves for training."""
+def _train_classes(fraction: float, count: int) -> int:
+    """Returns how many of `count` classes are left for training."""
     # One held-out class alone would score 1 whatever the net does.
-    train_classes = min(round((1 - validation) * count), count - 2)
+    train_classes = min(round((1 - fraction) * count), count - 2)
     if train_classes < 2 and count >= 4:
         raise ValueError(
-            f"validation={validation} leaves {counted(train_classes, 'class')} of {count} to train "
-            "on, and two are needed: hold fewer out, such as --config.validation=0.2"
+            f"held_out={fraction} leaves {counted(train_classes, 'class')} of {count} to train "
+            "on, and two are needed: hold fewer out, such as --config.held_out=0.2"
         )
     if train_classes < 2:
         raise ValueError(
-            f"validation={validation} needs two classes to hold out and two to train on, "
+            f"held_out={fraction} needs two classes to hold out and two to train on, "
             f"and there are {count} training classes: add classes, or train without it by "
-            "--config.validation=0 --config.select=last"
+            "--config.held_out=None --config.select=last"
         )
     return train_classes
 
 
 def _has_two_sides(split: Split) -> bool:
-    """Whether no image of a split is both a query and in the gallery."""
+    """Tells whether no image of a split is both a query and in the gallery."""
     return split.query is not None and not (split.query & split.gallery).any()
 
 
 def _share(options: Options, train: Split) -> Split:
-    """The share of the training split that `dataset.image_share` and `class_share` ask for."""
-    shares = {k: v for k, v in options.dataset.items() if k in _SHARES}
-    if not shares:
+    """Returns the part of the training split that `image_share` and `class_share` ask for."""
+    spec = options.dataset
+    if not {"image_share", "class_share"} & set(spec):
         return train
-    registry.check("dataset", shares, _SHARES)
     return share(
         train,
-        images=shares.get("image_share", 1.0),
-        classes=shares.get("class_share", 1.0),
+        images=spec.get("image_share", 1.0),
+        classes=spec.get("class_share", 1.0),
         seed=options.seed,
     )
