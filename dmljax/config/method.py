@@ -206,8 +206,8 @@ def normalization_of(options: Options, backbone: Backbone) -> Spec:
     source, expected = backbone.weights, None
     if source and os.path.isfile(source):
         expected = expected_normalization(source)
-    if options.start is not None and (config := config_of(options.start.name)) is not None:
-        source, expected = options.start.name, short(config["normalize"])
+    if options.start is not None and (before := config_of(options.start.name)) is not None:
+        source, expected = options.start.name, short(before["normalize"])
     if options.normalize is None:
         of_net = getattr(backbone.net, "expected_normalization", None) or "imagenet"
         spec = expected or (of_net if isinstance(of_net, str) else dict(of_net))
@@ -322,10 +322,10 @@ def first_weights(folder: str | None, weights: str | None) -> str | None:
     """
     if folder is None:
         return weights
-    if (config := config_of(folder)) is None:
+    if (before := config_of(folder)) is None:
         return None
-    origin = config["start"] and config["start"]["name"]
-    return first_weights(origin, named(config["net"]).get("weights"))
+    origin = before["start"] and before["start"]["name"]
+    return first_weights(origin, named(before["net"]).get("weights"))
 
 
 def arrays_of(origin: start.Start, image_shape: Sequence[int]) -> dict[str, Any]:

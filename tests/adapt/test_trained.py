@@ -333,12 +333,12 @@ def test_frozen_batch_norms_keep_their_statistics(tmp_path):
 
 
 def test_training_all_is_the_default(tmp_path):
-    from dmljax.config import digests, fields
+    from dmljax.config import fields
 
     config = tiny(tmp_path)
     plain, named = (fields.complete(c) for c in (config, config | {"trained": "all"}))
-    assert digests.config_digest(plain) == digests.config_digest(named)
-    assert digests.essential(plain)["trained"] == "all"
+    assert fields.config_digest(plain) == fields.config_digest(named)
+    assert fields.essential(plain)["trained"] == "all"
 
 
 def test_the_command_writes_adapters_that_the_weights_take_again(finished, tmp_path):

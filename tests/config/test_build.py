@@ -9,8 +9,8 @@ from PIL import Image
 from system import tiny
 
 from dmljax.config import fields, method, registry, timing
-from dmljax.config.resolve import resolve
 from dmljax.config.build import build
+from dmljax.config.resolve import resolve
 from dmljax.data import sampling
 from dmljax.data.sampling import sampler as samplers
 

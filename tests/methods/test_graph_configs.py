@@ -12,8 +12,8 @@ from graph_cases import LOSS, fill_at_random, jit
 from ml_collections import ConfigDict
 
 from dmljax import nets
-from dmljax.config import registry, timing
 from dmljax.config import files as config
+from dmljax.config import registry, timing
 from dmljax.config.build import build
 from dmljax.train import optimizers, schedules
 from dmljax.train.step import init_state, train_step

@@ -11,7 +11,7 @@ from flax import traverse_util
 from processes import LONG, ends, started, until_step
 from system import blobs, photos, tiny
 
-from dmljax.config import build, digests
+from dmljax.config import build, fields
 from dmljax.data import datasets, digest, splits
 from dmljax.files.result import read
 from dmljax.runs import training
@@ -179,14 +179,14 @@ def test_digests_know_what_can_change_a_result(tmp_path):
     config = tiny(tmp_path)
     one = build.digests_of(config)
     assert len(one.run) == 64 and int(one.run, 16) and one.weights is None
-    for fields in ({"runtime": {"workers": 3}}, {"notes": "x"}, {"pictures": "page"}):
-        assert build.digests_of(config | fields) == one
+    for changes in ({"runtime": {"workers": 3}}, {"notes": "x"}, {"pictures": "page"}):
+        assert build.digests_of(config | changes) == one
     assert build.digests_of(config | {"seed": 0, "held_out": 0.0}) == one  # the defaults
-    for fields in ({"seed": 1}, {"steps": 7}, {"unreadable": "skip"}):
-        other = build.digests_of(config | fields)
+    for changes in ({"seed": 1}, {"steps": 7}, {"unreadable": "skip"}):
+        other = build.digests_of(config | changes)
         assert other.run != one.run and other.config != one.config and other.data == one.data
-    assert digests.run_digest(build.build(config).config, data=one.data) == one.run
-    assert digests.run_digest(build.build(config).config, data="0") != one.run
+    assert fields.digests_of(build.build(config).config, data=one.data) == one
+    assert fields.digests_of(build.build(config).config, data="0").run != one.run
 
 
 def test_the_digest_of_folders_follows_content_and_not_place(tmp_path):
