@@ -7,7 +7,7 @@ import pytest
 from study_files import write_study
 
 from dmljax import main
-from dmljax.config import digests
+from dmljax.config import fields
 from dmljax.config import fields as config_fields
 from dmljax.studies import outcomes, plan, session, space, study_file
 from dmljax.studies.folder import StudyFolder
@@ -143,8 +143,8 @@ def test_a_row_is_what_the_command_line_does(tmp_path):
     config = config_fields.complete(plan.config_files.read(runs[0].config, runs[0].flags))
     assert (config["method"]["dim"], config["steps"], config["seed"]) == (8, 4, 3)
     assert config["loss"] == {"name": "contrastive"}
-    again = digests.essential(plan.completed("row", study.rows[0]))
-    assert again == {**digests.essential(config), "seed": 0}
+    again = fields.essential(plan.completed("row", study.rows[0]))
+    assert again == {**fields.essential(config), "seed": 0}
 
 
 def test_a_study_takes_arguments(tmp_path):
