@@ -17,7 +17,7 @@ from dmljax.commands.parser import refuse
 from dmljax.config import registry
 from dmljax.hints import check_known
 
-_LISTED = {registry.plural(kind): kind for kind in registry.KINDS}
+_LISTED = {registry.plural(kind): kind for kind in (*registry.KINDS, *registry.ARGUMENTS)}
 KINDS = ("configs", "recipes", "fields", *_LISTED)
 
 

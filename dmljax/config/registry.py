@@ -33,24 +33,11 @@ class Kind(NamedTuple):
     excludes: tuple[str, ...] = ()
 
 
-_DISTANCES = ("cosine", "dot", "euclidean", "snr", "squared_euclidean", "unit_euclidean")
-_COMBINATIONS = ("concatenate_heads", "average_heads")
-_LINEAR_LAYERS = (
-    "Dense",
-    "centered_dense",
-    "glorot_dense",
-    "kaiming_dense",
-    "mlp",
-    "orthogonal_dense",
-)
-_ACTIVATIONS = ("elu", "gelu", "relu", "silu", "softplus", "tanh")
-_RECONSTRUCTIONS = ("reconstruction_half_sum", "reconstruction_mean_square", "reconstruction_norm")
-_DEVIATIONS = ("log_variance_as_deviation", "standard_deviation")
-_EDGES = ("similarity_edges", "similarity_graph")
-_REDUCTIONS = ("mean", "mean_of_active", "sum")
-_OPTIMIZERS = ("adam", "radam", "rmsprop", "sgd")
-# Losses of two views take no labels, so that no method can use them.
-_NOT_LOSSES = ("clip", "siglip", "stats", "vicreg")
+def _choice(title: str, modules: str, positional: int, only: str) -> Kind:
+    return Kind(title, tuple(modules.split()), positional, only=tuple(only.split()))
+
+
+# Kinds of functions by the names that `resolve` takes.
 KINDS = {
     "dataset": Kind("data set", ("dmljax.data.datasets",)),
     "sampler": Kind("sampler", ("dmljax.data.sampling",), 1, ("seed", "step")),
@@ -59,73 +46,52 @@ KINDS = {
         "normalization", ("dmljax.weights.preprocessing",), 1, excludes=("inputs", "title")
     ),
     "net": Kind("net", ("dmljax.nets",)),
-    "attention": Kind("attention", ("dmljax.nets.attention",)),
     "method": Kind("method", ("dmljax.methods",), 2, ("classes",)),
-    "loss": Kind("loss", ("dmljax.losses",), 2, excludes=_NOT_LOSSES),
+    # Losses of two views take no labels, so that no method can use them.
+    "loss": Kind("loss", ("dmljax.losses",), 2, excludes=("clip", "siglip", "stats", "vicreg")),
     "miner": Kind("miner", ("dmljax.miners",), 2),
-    "selection": Kind("selection", ("dmljax.miners.selections",), 3),
-    "penalty": Kind("penalty", ("dmljax.losses.pnp_penalties",), 1),
-    "combination": Kind("combination of heads", ("dmljax.nets.attention",), 1, only=_COMBINATIONS),
-    "pool": Kind("pool", ("dmljax.nets.pools",), 1),
-    "linear layer": Kind("linear layer", ("dmljax.nets.layers",), only=_LINEAR_LAYERS),
-    "activation": Kind("activation", ("jax.nn",), 1, only=_ACTIVATIONS),
-    "reconstruction": Kind("reconstruction", ("dmljax.methods.dvml",), 2, only=_RECONSTRUCTIONS),
-    "deviation": Kind("deviation", ("dmljax.methods.dvml",), 1, only=_DEVIATIONS),
-    "mask": Kind("mask", ("jax.nn", "dmljax.methods.abe"), 1, only=("min_max", "sigmoid")),
-    "batch pairs": Kind("pairs of a batch", ("dmljax.methods.abe",), 1, only=("drawn_pairs",)),
-    "divergence": Kind(
-        "divergence of learners", ("dmljax.methods.abe",), 1, only=("divergence", "mean_divergence")
-    ),
-    "block step": Kind(
-        "step of a block", ("dmljax.methods.graph.nets",), 1, only=("identity", "mlp")
-    ),
-    "edges": Kind("edges", ("dmljax.methods.graph",), 1, only=_EDGES),
-    "similarity": Kind(
-        "similarity", ("dmljax.methods.graph.nets",), 1, only=("correlation", "dot_products")
-    ),
-    "edge weight": Kind(
-        "edge weight", ("dmljax.methods.graph.nets",), 2, only=("rectified", "shifted")
-    ),
-    "reduction": Kind("reduction", ("dmljax.ops",), 2, only=_REDUCTIONS),
-    "distance": Kind("distance", ("dmljax.ops",), 2, only=_DISTANCES),
-    "optimizer": Kind("optimizer", ("dmljax.train.optimizers",), only=_OPTIMIZERS),
+    "optimizer": _choice("optimizer", "dmljax.train.optimizers", 0, "adam radam rmsprop sgd"),
     "adaptation": Kind(
         "choice of what learns", ("dmljax.adapt.trained",), 1, excludes=("Adapted",)
     ),
-    "metric": Kind(
-        "metric",
-        ("dmljax.metrics.ranking", "dmljax.metrics.clusters"),
-        1,
-    ),
-    "value": Kind("schedule of a value", ("dmljax.train.schedules",), 1, only=("ramp",)),
+    "metric": Kind("metric", ("dmljax.metrics.ranking", "dmljax.metrics.clusters"), 1),
     "schedule": Kind("schedule", ("dmljax.train.schedules",), 0, ("total",)),
+    "value": _choice("schedule of a value", "dmljax.train.schedules", 1, "ramp"),
 }
-# Keywords whose values in a config name functions, such as `reduce_fn='sum'`, and their kinds.
+_ABE, _DVML, _GRAPH = "dmljax.methods.abe", "dmljax.methods.dvml", "dmljax.methods.graph"
+_DENSE = "Dense centered_dense glorot_dense kaiming_dense mlp orthogonal_dense"
+_DISTANCES = "cosine dot euclidean snr squared_euclidean unit_euclidean"
+_RECONSTRUCTIONS = "reconstruction_half_sum reconstruction_mean_square reconstruction_norm"
+_SELECTION = Kind("selection", ("dmljax.miners.selections",), 3)
+# Keywords whose values in a config name functions, such as `reduce_fn='sum'`.
 ARGUMENTS = {
-    "activation_fn": "activation",
-    "attention_fn": "attention",
-    "combine_fn": "combination",
-    "dense_fn": "linear layer",
-    "deviation_fn": "deviation",
-    "distance_fn": "distance",
-    "divergence_fn": "divergence",
-    "edges_fn": "edges",
-    "mask_fn": "mask",
-    "mine_fn": "miner",
-    "mlp_fn": "block step",
-    "neg_fn": "selection",
-    "pairs_fn": "batch pairs",
-    "penalty_fn": "penalty",
-    "pool_fn": "pool",
-    "pos_fn": "selection",
-    "positive_fn": "edge weight",
-    "reconstruction_fn": "reconstruction",
-    "reduce_fn": "reduction",
-    "similarity_fn": "similarity",
+    "activation_fn": _choice("activation", "jax.nn", 1, "elu gelu relu silu softplus tanh"),
+    "attention_fn": _choice("attention", "dmljax.nets.attention", 0, "dot dot_plus_one gat gatv2"),
+    "combine_fn": _choice(
+        "combination of heads", "dmljax.nets.attention", 1, "average_heads concatenate_heads"
+    ),
+    "dense_fn": _choice("linear layer", "dmljax.nets.layers", 0, _DENSE),
+    "deviation_fn": _choice("deviation", _DVML, 1, "log_variance_as_deviation standard_deviation"),
+    "distance_fn": _choice("distance", "dmljax.ops", 2, _DISTANCES),
+    "divergence_fn": _choice("divergence of learners", _ABE, 1, "divergence mean_divergence"),
+    "edges_fn": _choice("function of edges", _GRAPH, 1, "similarity_edges similarity_graph"),
+    "mask_fn": _choice("mask", f"jax.nn {_ABE}", 1, "min_max sigmoid"),
+    "mine_fn": KINDS["miner"],
+    "mlp_fn": _choice("step of a block", f"{_GRAPH}.nets", 1, "identity mlp"),
+    "neg_fn": _SELECTION,
+    "pairs_fn": _choice("choice of pairs", _ABE, 1, "drawn_pairs"),
+    "penalty_fn": Kind("penalty", ("dmljax.losses.pnp_penalties",), 1),
+    "pool_fn": Kind("pool", ("dmljax.nets.pools",), 1),
+    "pos_fn": _SELECTION,
+    "positive_fn": _choice("edge weight", f"{_GRAPH}.nets", 2, "rectified shifted"),
+    "reconstruction_fn": _choice("reconstruction", _DVML, 2, _RECONSTRUCTIONS),
+    "reduce_fn": _choice("reduction", "dmljax.ops", 2, "mean mean_of_active sum"),
+    "similarity_fn": _choice("similarity", f"{_GRAPH}.nets", 1, "correlation dot_products"),
 }
+_RULES = KINDS | ARGUMENTS
 
 # Kinds whose functions may have values that change from step to step.
-_STEPPED = ("loss", "miner", "divergence")
+_STEPPED = ("loss", "miner", "mine_fn", "divergence_fn")
 
 # Packages of dmljax whose public functions are safe to import by a name in a foreign file.
 _LIBRARY = ("losses", "methods", "miners", "nets", "ops")
@@ -134,7 +100,7 @@ _LIBRARY = ("losses", "methods", "miners", "nets", "ops")
 @functools.cache
 def table(kind: str) -> Mapping[str, Callable]:
     """Returns the functions of a kind by their names."""
-    rule = KINDS[kind]
+    rule = _RULES[kind]
     exported: dict[str, Any] = {}
     for module in map(importlib.import_module, rule.modules):
         names = [name for name in rule.only if hasattr(module, name)] or module.__all__
@@ -162,10 +128,9 @@ def names(kind: str) -> list[str]:
 
 def plural(kind: str) -> str:
     """Returns the name of a kind of function in `dmljax list`."""
-    name = kind.replace(" ", "-")
-    if name.endswith("y"):
-        return f"{name[:-1]}ies"
-    return f"{name}es" if name.endswith("ss") else f"{name.removesuffix('s')}s"
+    if kind in ARGUMENTS:
+        return kind
+    return f"{kind}es" if kind.endswith("ss") else f"{kind}s"
 
 
 def resolve(
@@ -177,7 +142,7 @@ def resolve(
     from outside dmljax. Unknown names and keywords, and values of a wrong type, raise. `extras` are
     the types of the keywords that the caller reads from `spec`, and the function does not take.
     """
-    rule = KINDS[kind]
+    rule = _RULES[kind]
     keywords: dict[str, Any] = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
     if not isinstance(name := keywords.pop("name", None), str):
         raise ValueError(f"{spec!r} does not name a {rule.title}: write dict(name='...', ...)")
@@ -197,7 +162,7 @@ def resolve(
     }
     for key, value in keywords.items():
         if key in ARGUMENTS and isinstance(value, str | Mapping):
-            argument = resolve(ARGUMENTS[key], value)
+            argument = resolve(key, value)
             keywords[key] = argument if argument.keywords else argument.func
     check(name, keywords, annotations, names=namespace(function))
     return functools.partial(Scheduled(function, schedules) if schedules else function, **keywords)
@@ -212,7 +177,7 @@ def _public_function(name: str, kind: str) -> Callable:
         module, _, function_name = name.rpartition(".")
         advice = f". A function of your own is written as '{module}:{function_name}'"
     known = hint(name, table(kind), where=f"dmljax list {plural(kind)}")
-    raise ValueError(f"there is no {KINDS[kind].title} {name!r}{known}{advice}")
+    raise ValueError(f"there is no {_RULES[kind].title} {name!r}{known}{advice}")
 
 
 def complete(kind: str, spec: str | Mapping[str, Any]) -> dict[str, Any]:

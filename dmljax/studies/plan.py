@@ -149,7 +149,7 @@ def _with_defaults(kind: str, spec: Any) -> Any:
             options.setdefault(name, getattr(default, "__name__", default))
     for name, value in options.items():
         if name in registry.ARGUMENTS and isinstance(value, str | Mapping):
-            options[name] = _with_defaults(registry.ARGUMENTS[name], value)
+            options[name] = _with_defaults(name, value)
     return options
 
 

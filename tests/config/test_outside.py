@@ -47,7 +47,7 @@ OUTSIDE = {
     },
 }
 # Functions that arguments of other functions name, or that a method chooses.
-INDIRECT = {"optimizer", "value", *registry.ARGUMENTS.values()} - {"miner"}
+INDIRECT = {"optimizer", "value"}
 
 
 def test_every_kind_of_function_is_tested():

@@ -20,12 +20,12 @@ HELPERS = {
     "loss": {"clip", "cross_batch_memory", "lp", "stats", "weighted_sum", "zero_mean"},
     "schedule": {"Schedule", "adam"},
     "optimizer": {"averaged", "build", "cosine"},
-    "reduction": {"normalize", "euclidean"},
-    "distance": {"mean", "acos"},
+    "reduce_fn": {"normalize", "euclidean"},
+    "distance_fn": {"mean", "acos"},
 }
 
 
-@pytest.mark.parametrize("kind", registry.KINDS)
+@pytest.mark.parametrize("kind", [*registry.KINDS, *registry.ARGUMENTS])
 def test_a_table_holds_functions_of_its_kind(kind):
     names = registry.names(kind)
     assert names and not set(names) & HELPERS.get(kind, set())
@@ -65,14 +65,19 @@ def test_a_hint_names_three_names_at_most():
 
 def test_functions_as_keywords_are_names_of_their_own_kind():
     loss = registry.resolve("loss", {"name": "contrastive", "reduce_fn": "sum"})
-    assert loss.keywords["reduce_fn"] is registry.table("reduction")["sum"]
+    assert loss.keywords["reduce_fn"] is registry.table("reduce_fn")["sum"]
     spec = {"name": "triplet", "mine_fn": {"name": "triplet_margin", "margin": 0.1}}
     assert registry.resolve("loss", spec).keywords["mine_fn"].keywords == {"margin": 0.1}
     for kind, spec, keyword, function in [
         ("loss", {"name": "pnp", "penalty_fn": "iu"}, "penalty_fn", pnp_penalties.iu),
         ("miner", {"name": "batch_easy_hard", "pos_fn": "every"}, "pos_fn", selections.every),
         ("miner", {"name": "batch_easy_hard", "neg_fn": "easiest"}, "neg_fn", selections.easiest),
-        ("attention", {"name": "gat", "combine_fn": "average_heads"}, "combine_fn", average_heads),
+        (
+            "attention_fn",
+            {"name": "gat", "combine_fn": "average_heads"},
+            "combine_fn",
+            average_heads,
+        ),
     ]:
         assert registry.resolve(kind, spec).keywords[keyword] is function
     spec = {"name": "pnp", "penalty_fn": {"name": "dq", "alpha": 2.0}}
@@ -137,7 +142,7 @@ def test_an_annotation_that_is_not_understood_raises(annotation):
     annotations.check("f", {"y": 2}, {"x": annotation})
 
 
-@pytest.mark.parametrize("kind", registry.KINDS)
+@pytest.mark.parametrize("kind", [*registry.KINDS, *registry.ARGUMENTS])
 def test_every_keyword_of_a_table_is_judged(kind):
     """Each value is accepted or refused; no annotation is unknown, and none but Any takes all."""
     for name, function in registry.table(kind).items():

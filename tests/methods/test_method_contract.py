@@ -197,8 +197,8 @@ def test_a_method_declares_its_backbone_and_its_rows_for_classes(name):
 
 @pytest.mark.parametrize(
     "head",
-    [{"dense_fn": name} for name in registry.names("linear layer")]
-    + [{"pool_fn": name} for name in registry.names("pool")],
+    [{"dense_fn": name} for name in registry.names("dense_fn")]
+    + [{"pool_fn": name} for name in registry.names("pool_fn")],
     ids=lambda head: "-".join(head.values()),
 )
 def test_every_head_of_the_registry_learns(head):

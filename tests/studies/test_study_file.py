@@ -7,7 +7,6 @@ import pytest
 from study_files import write_study
 
 from dmljax import main
-from dmljax.config import fields
 from dmljax.config import fields as config_fields
 from dmljax.studies import outcomes, plan, session, space, study_file
 from dmljax.studies.folder import StudyFolder
@@ -143,8 +142,8 @@ def test_a_row_is_what_the_command_line_does(tmp_path):
     config = config_fields.complete(plan.config_files.read(runs[0].config, runs[0].flags))
     assert (config["method"]["dim"], config["steps"], config["seed"]) == (8, 4, 3)
     assert config["loss"] == {"name": "contrastive"}
-    again = fields.essential(plan.completed("row", study.rows[0]))
-    assert again == {**fields.essential(config), "seed": 0}
+    again = config_fields.essential(plan.completed("row", study.rows[0]))
+    assert again == {**config_fields.essential(config), "seed": 0}
 
 
 def test_a_study_takes_arguments(tmp_path):
@@ -198,7 +197,7 @@ def test_rows_may_be_added_and_not_changed(tmp_path):
     added = _recorded(tmp_path, runs, **base | {"rows": more, "seeds": 2})
     assert first.items() < added.items() and len(added) == 6
     base |= {"rows": more, "seeds": 2}
-    for fields, message in (
+    for changes, message in (
         ({"rows": more | {"b": {"method.dim": 9}}}, "row 'b': method.dim was 8 and is 9.*new name"),
         ({"rows": {"a": {}, "b": {"method.dim": 8}}}, "row 'c': it is gone"),
         ({"seeds": 1}, "row 'a': seed 1 is gone"),
@@ -211,8 +210,8 @@ def test_rows_may_be_added_and_not_changed(tmp_path):
         ({"name": "other"}, "holds the study 'small' .* not 'other': choose another --workdir"),
     ):
         with pytest.raises(ValueError, match=message):
-            _recorded(tmp_path, runs, **base | fields)
-        path = write_study(tmp_path, **base | fields)
+            _recorded(tmp_path, runs, **base | changes)
+        path = write_study(tmp_path, **base | changes)
         with pytest.raises(ValueError, match=message):
             main.main(["study", "table", str(path), f"--workdir={tmp_path / 'of_study'}"])
     assert _recorded(tmp_path, runs, **base) == added
