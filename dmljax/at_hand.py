@@ -1,4 +1,4 @@
-"""What is on this machine: the folder of downloads and caches, and published weights."""
+"""Folders of downloads and caches, and the published weights on this machine."""
 
 import os
 import pathlib
@@ -10,22 +10,22 @@ GET_BACKBONE = (  # the end of messages about a missing backbone
 
 
 def cache_folder() -> pathlib.Path:
-    """Where files are downloaded to: $DMLJAX_CACHE, or ~/.cache/dmljax."""
+    """Returns the folder of downloads and caches: $DMLJAX_CACHE, or ~/.cache/dmljax."""
     return pathlib.Path(os.environ.get("DMLJAX_CACHE") or "~/.cache/dmljax").expanduser()
 
 
 def features_folder() -> pathlib.Path:
-    """Where features of frozen backbones are cached unless somebody names another folder."""
+    """Returns the default folder of cached features of frozen backbones."""
     return cache_folder() / "features"
 
 
 def compiled_folder() -> pathlib.Path:
-    """Where compiled programs are kept for later runs. Deleting it costs only time."""
+    """Returns the folder of compiled programs. Deleting it costs only time."""
     return cache_folder() / "compiled"
 
 
 def weights_at_hand(folder: str | os.PathLike | None = None) -> dict[str, pathlib.Path]:
-    """Published files on this machine by their names: in `folder`, downloaded, or installed.
+    """Returns the published files on this machine by name: in `folder`, downloaded, or installed.
 
     Files in `folder` come first, then what was downloaded last, then installed packages. A file is
     recognized by its name, `weights.file_name`.
@@ -34,7 +34,7 @@ def weights_at_hand(folder: str | os.PathLike | None = None) -> dict[str, pathli
 
     if folder is not None and not os.path.isdir(folder):
         raise FileNotFoundError(
-            f"--weights={folder} is no folder: name the folder with the files of weights"
+            f"--weights={folder} is not a folder: name the folder with the files of weights"
         )
     paths: dict[str, pathlib.Path] = {}
     for place in [folder, cache_folder()]:

@@ -1,4 +1,4 @@
-"""Parts of messages: a number with its noun, and the known names nearest to an unknown one."""
+"""Parts of messages: counts with nouns, and the known names nearest to an unknown one."""
 
 import difflib
 from collections.abc import Collection, Iterable
@@ -16,7 +16,7 @@ NO_THRESHOLDS = (
 
 
 def shown_bytes(count: int) -> str:
-    """A number of bytes in MB or GB.
+    """Returns a number of bytes in MB or GB.
 
     >>> shown_bytes(2_500_000), shown_bytes(11_700_000_000)
     ('2.5 MB', '11.7 GB')
@@ -25,7 +25,7 @@ def shown_bytes(count: int) -> str:
 
 
 def shown_duration(seconds: float) -> str:
-    """A time in hours, minutes or seconds.
+    """Returns a time in hours, minutes or seconds.
 
     >>> shown_duration(90), shown_duration(9000)
     ('1.5 minutes', '2.5 hours')
@@ -37,7 +37,7 @@ def shown_duration(seconds: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """A number with its noun.
+    """Returns a count with its noun.
 
     >>> counted(1, "item"), counted(2, "training class")
     ('1 item', '2 training classes')
@@ -47,10 +47,10 @@ def counted(count: int, noun: str) -> str:
 
 
 def hint(word: str, names: Iterable[str], *, where: str = "") -> str:
-    """The end of a message about the unknown `word`: at most the three nearest of `names`.
+    """Returns the end of a message about an unknown word: at most the three nearest of `names`.
 
-    Names that begin with the word are the nearest. Where none is near, a short list is given as a
-    whole. `where` is a command that prints all.
+    Names that begin with the word are the nearest. If none is near, a short list is given in full.
+    `where` is a command that prints all names.
 
     >>> hint("gliphs", ["glyphs", "folder", "mnist", "npz"], where="dmljax list datasets")
     ": did you mean 'glyphs'? All names: dmljax list datasets"
@@ -77,7 +77,7 @@ def hint(word: str, names: Iterable[str], *, where: str = "") -> str:
 
 
 def check_known(message: str, words: Iterable[str], names: Collection[str]) -> None:
-    """Raises for a word that is not among `names`: `message`, the word and a `hint`."""
+    """Raises an error of `message`, the word and a `hint` for a word that is not in `names`."""
     for word in words:
         if word not in names:
             raise ValueError(f"{message} {word!r}{hint(str(word), names)}")

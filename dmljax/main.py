@@ -1,9 +1,8 @@
 """The command line: `dmljax VERB ...`.
 
     dmljax train --config=configs/glyphs.py        python -m dmljax.main --config=configs/glyphs.py
-    dmljax evaluate runs/glyphs                    python -m dmljax.main --mode=evaluate ...
 
-Both columns do the same: without a verb, `--mode` names it, and `train` is the default.
+Both do the same: without a verb, the command trains.
 """
 
 import faulthandler
@@ -59,9 +58,9 @@ def tune_cpu(*, keep_memory: bool = True) -> None:
     * XLA uses its own convolutions. YNNPACK's can take twice as long.
     * jaxlib 0.10 has two ways to compile loops. The older one compiles the step of a small net in
       half the time, and the step is faster by a sixth.
-    * Several CPU devices get threads enough to wait for each other.
+    * Several CPU devices get enough threads to wait for each other.
 
-    A flag that the user has set already stays as it is. With accelerators, many threads read images
+    Flags that the user has set stay unchanged. With accelerators, many threads read images
     at the same time, and libtpu ends the process at a flag that it does not know.
     """
     if _has_accelerator():
@@ -73,7 +72,7 @@ def tune_cpu(*, keep_memory: bool = True) -> None:
 
 
 def _has_accelerator() -> bool:
-    """Whether JAX will find a GPU or a TPU: an answer before it starts."""
+    """Tells whether JAX will find a GPU or a TPU, before it starts."""
     if platforms := os.environ.get("JAX_PLATFORMS"):
         return platforms != "cpu"
     if not any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu")):
@@ -120,7 +119,7 @@ def _print_warnings_plainly() -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs the verb that `words` name; the exit status."""
+    """Runs the verb that `words` name, and returns the exit status."""
     verb, words = _verb(words)
     module = _module(verb)
     parser = Parser(verb, module.__doc__ or "")
@@ -137,7 +136,7 @@ def _module(verb: str) -> types.ModuleType:
 
 
 def console() -> int:
-    """The console script: `main` on this process's arguments, and errors in one line."""
+    """Runs `main` on this process's arguments, and prints errors in one line."""
     words = sys.argv[1:]
     if words == ["--version"]:
         print(f"dmljax {__version__}")
@@ -180,31 +179,22 @@ def console() -> int:
 
 
 def _reader_has_ended() -> bool:
-    """Whether nobody reads the output any more, as in `dmljax list | head`."""
+    """Tells whether nobody reads the output any more, as in `dmljax list | head`."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _verb(words: Sequence[str]) -> tuple[str, list[str]]:
-    """The verb, and the words without it: the first word, or the value of `--mode`."""
-    words = list(words)
-    if words and not words[0].startswith("-"):
-        verb = words.pop(0)
-    else:
-        verb = "study" if any(word.startswith("--study") for word in words) else "train"
-        for i, word in enumerate(words):
-            if word == "--mode" or word.startswith("--mode="):
-                verb = word.partition("=")[2] or "".join(words[i + 1 : i + 2])
-                del words[i : i + (1 if "=" in word else 2)]
-                break
+    """Returns the verb, which is 'train' where the first word is a flag, and the other words."""
+    verb, *words = words if words and not words[0].startswith("-") else ["train", *words]
     if verb not in VERBS:
         raise ValueError(f"dmljax has no command {verb!r}{hint(verb, VERBS)}")
     return verb, words
 
 
 def _overview() -> str:
-    """All verbs with the first line of their help, and the configs that can be run."""
+    """Returns all verbs with the first line of their help, and the configs that can be run."""
     from dmljax.commands import list as listing
 
     lines = []

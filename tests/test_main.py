@@ -50,7 +50,6 @@ def test_every_verb_explains_itself_without_starting_jax():
     ("words", "message"),
     [
         (["trian"], "dmljax has no command 'trian': did you mean 'train'"),
-        (["--mode=trian"], "dmljax has no command 'trian'"),
         (["train"], "no --config is given"),
         (["train", "--config=glyphs", "--steps=3"], "'--steps=3' is not known"),
         (["train", "--config=gliphs"], "did you mean 'glyphs'"),
@@ -176,8 +175,6 @@ def test_a_run_goes_into_a_folder_named_after_the_config_and_its_argument(
     assert main.main(["evaluate", "runs/rows-seed=1"]) == 0
     printed = capsys.readouterr().out
     assert "seed 1" in printed
-    assert main.main(["--mode=evaluate", "--workdir=runs/rows-seed=1"]) == 0
-    assert capsys.readouterr().out == printed
 
 
 def test_an_interrupt_in_a_callback_of_the_garbage_collector_ends_the_command():

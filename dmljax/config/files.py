@@ -12,7 +12,7 @@ from dmljax.hints import hint
 
 
 def read(name: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """The config that `--config=` names, with overrides such as `--config.steps=500`.
+    """Returns the config that `--config=` names, with overrides such as `--config.steps=500`.
 
     `name` is a Python file with `get_config()`, such as 'configs/glyphs.py', or a recipe of
     `dmljax.recipes`, such as 'glyphs'. Both may be followed by arguments: 'abe:dataset=cars196'.
@@ -31,13 +31,13 @@ def read(name: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def folder_name(name: str) -> str:
-    """The folder of a run of `name`: 'configs/cars_abe.py:learners=4' -> 'cars_abe-learners=4'."""
+    """Returns a folder name: 'configs/cars_abe.py:learners=4' -> 'cars_abe-learners=4'."""
     source, _, argument = str(name).partition(":")
     return "-".join([pathlib.Path(source).stem, *filter(None, argument.split(","))])
 
 
 def get_config_of(source: str) -> Callable[..., Any]:
-    """The `get_config` of a config file, or of a recipe by its name."""
+    """Returns the `get_config` of a config file, or of a recipe by its name."""
     path = pathlib.Path(source)
     if not path.suffix and len(path.parts) == 1:
         return _recipe(source)
@@ -48,7 +48,7 @@ def get_config_of(source: str) -> Callable[..., Any]:
         raise FileNotFoundError(f"the folder {path.parent} has no config {path.name!r}{others}")
     if path.suffix == ".json":  # such as the one of a run
         raise ValueError(
-            f"{path} is no Python file, as a config is. To repeat a run, write one with "
+            f"{path} is not a Python file, as a config is. To repeat a run, write one with "
             "`import json, pathlib; "
             f"get_config = lambda: json.loads(pathlib.Path({str(path)!r}).read_text())`"
         )
@@ -56,7 +56,7 @@ def get_config_of(source: str) -> Callable[..., Any]:
 
 
 def function_of_file(path: pathlib.Path, name: str) -> Callable[..., Any]:
-    """The function `name` of a Python file, which is a program of the user.
+    """Returns the function `name` of a Python file, which is a program of the user.
 
     The file is compiled each time. Python's import would take the compiled form of an earlier
     content, if both were written in the same second and have the same length.
@@ -82,7 +82,7 @@ def _recipe(name: str) -> Callable[..., Any]:
 
 
 def override(config: dict[str, Any], flags: Iterable[str]) -> dict[str, Any]:
-    """The config, itself changed by flags such as `--config.steps=500`.
+    """Changes the config by flags such as `--config.steps=500`, and returns it.
 
     `--config.size` replaces the sizes that the config gives its transforms; other flags may give
     them sizes again.
@@ -118,7 +118,7 @@ def override(config: dict[str, Any], flags: Iterable[str]) -> dict[str, Any]:
 
 
 def _item(items: list[Any], number: str, flag: str) -> dict[str, Any]:
-    """Item `number` of a list of fields, such as the first group of an optimizer."""
+    """Returns an item of a list of fields, such as the first group of an optimizer."""
     if (
         not number.isdecimal()
         or int(number) >= len(items)
@@ -131,14 +131,14 @@ def _item(items: list[Any], number: str, flag: str) -> dict[str, Any]:
 
 
 def plain(config: Any) -> Any:
-    """A ConfigDict, or anything nested, as dicts, lists and scalars."""
+    """Returns a ConfigDict, or anything nested, as dicts, lists and scalars."""
     if isinstance(config, Mapping) or hasattr(config, "items"):
         return {str(k): plain(v) for k, v in config.items()}
     return [plain(v) for v in config] if isinstance(config, list | tuple) else config
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """`(path, old, new)` of every field in which two plain configs differ."""
+    """Yields `(path, old, new)` for every field in which two plain configs differ."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(set(old) | set(new)):
             yield from differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)

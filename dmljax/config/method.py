@@ -186,7 +186,7 @@ def pooled_output_of(options: Options) -> str | None:
 
 
 def whiten_of(options: Options) -> float:
-    """Returns `whiten` of the linear layer; its default where the layer has no such argument."""
+    """Returns `whiten` of the linear layer; its default if the layer does not have it."""
     amount = _argument(_argument(options.method.function, "dense_fn"), "whiten")
     return _argument(layers.centered_dense, "whiten") if amount is None else amount
 

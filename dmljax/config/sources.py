@@ -1,4 +1,4 @@
-"""What `--print` shows: every value of a config and where it comes from. Imports no jax."""
+"""Every value of a config and where it comes from, for `--print`. Imports no jax."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ class Value(NamedTuple):
 
 
 def values_of(name: str, overrides: Sequence[str] = ()) -> list[Value]:
-    """The values of the config that `--config=name` and its overrides give, once completed."""
+    """Returns the values of the completed config that `--config=name` and its overrides give."""
     path, _, argument = name.partition(":")
     get_config = files.get_config_of(path)
     layers = [("config file", files.read(path))]
@@ -60,7 +60,7 @@ def _value(values: dict[str, Any], field: str) -> Any:
 
 
 def _leaves(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """`(field, value)` of all values of a config; a name of a function as 'loss.name'."""
+    """Yields `(field, value)` for all values of a config; the name of a loss is 'loss.name'."""
     types = {name: str(field.type) for name, field in fields_of(Options).items()}
     for name, value in config.items():
         if types.get(name, "").startswith("Spec") and value is not None:
@@ -80,7 +80,7 @@ def _nested(field: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def table(name: str, overrides: Sequence[str] = ()) -> str:
-    """The values as aligned lines of field, value and source."""
+    """Returns the values as aligned lines of field, value and source."""
     rows = [(field, repr(value), source) for field, value, source in values_of(name, overrides)]
     widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
     field_width, value_width = widths[0], min(widths[1], 48)

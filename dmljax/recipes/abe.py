@@ -32,7 +32,7 @@ def abe(
     ranking: str = "squared",
     net: str | None = None,
 ) -> dict[str, Any]:
-    """Attention-based ensemble (Kim et al., 2018): `learners` learners share `dim` dimensions.
+    """Trains an attention-based ensemble (Kim et al., 2018) whose learners share `dim` dimensions.
 
     * `heads=True` is the paper's control: separate heads without attention.
     * `divergence`: weight of the divergence loss; 1 by default, 0 for heads, as in the paper.
@@ -50,7 +50,7 @@ def abe(
       GoogLeNet, which the paper has. The learners share the first half of a transformer's blocks,
       and the attention has a quarter of them; all learn at 1e-5 by Adam. These are guesses.
 
-    The paper gives: batches of 64 with as many positive as negative pairs, SGD with momentum 0.9,
+    The paper gives: batches of 64 with equal numbers of positive and negative pairs, SGD with momentum 0.9,
     margins of 1, divergence weight 1, 512 dimensions in total, crops of 224. It gives no learning
     rate, no decay and no length of training: the rate (ten times higher for new layers) and the
     20,000 steps are guesses that no run on these sets has tested. If you add a decay, use

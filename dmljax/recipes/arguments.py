@@ -1,4 +1,4 @@
-"""What recipes share: their arguments, written as `attention=gat,mlp=False`, and their values."""
+"""Arguments of recipes, written as `attention=gat,mlp=False`, and changes of their values."""
 
 import copy
 import functools
@@ -20,7 +20,7 @@ _KINDS: dict[str, tuple[str, Callable[[str], Any]]] = {
 def parse(
     recipe: Callable[..., dict[str, Any]], text: str | None, *, fixed: frozenset[str]
 ) -> dict:
-    """The keywords that `text` gives to `recipe`, of the types of its signature.
+    """Returns the keywords that `text` gives to `recipe`, with the types of its signature.
 
     `text` is `name=value,name=value`, or None for nothing. Names in `fixed` cannot be set.
     """
@@ -48,7 +48,7 @@ def parse(
 
 
 def config_function(recipe: Callable[..., dict[str, Any]], **fixed: Any) -> Callable[..., Any]:
-    """The `get_config(argument)` of a config file: `recipe` with some keywords already chosen.
+    """Returns the `get_config(argument)` of a config file: `recipe` with some keywords chosen.
 
     It returns an `ml_collections.ConfigDict`, so that other programs can read the file with
     `ml_collections.config_flags` too. Its attributes `recipe` and `fixed` are the arguments of this
@@ -76,7 +76,7 @@ def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
 
 
 def with_values(config: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The config, itself changed by values of fields such as 'optimizer.groups.0.factor'."""
+    """Changes fields such as 'optimizer.groups.0.factor' of the config, and returns it."""
     for field, value in values.items():
         *sections, name = field.split(".")
         section: Any = config

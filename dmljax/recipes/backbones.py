@@ -8,7 +8,7 @@ _RATE = 1e-5  # of all pretrained layers of a transformer
 
 
 def with_net(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """The config with published weights that are on this machine, and their preprocessing.
+    """Returns the config with published weights on this machine, and their preprocessing.
 
     Everything learns by Adam at 1e-5, with gradients cut to the norm 1; groups and decay stay.
     """
@@ -28,7 +28,7 @@ def with_net(config: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def split_of(net: dict[str, Any]) -> tuple[tuple[str, str], str]:
-    """The split of ABE's learners between two stages of a net, and the last stage of the attention.
+    """Returns the stages between which ABE's learners split, and the last of the attention.
 
     The first half of a transformer's blocks is shared, and the attention has a quarter of them. In
     ConvNeXt both lie in the long stage, where maps keep their size.

@@ -87,7 +87,7 @@ def dvml(
     code_lrn: bool = False,
     net: str | None = None,
 ) -> dict[str, Any]:
-    """Deep variational metric learning (Lin et al., 2018); `loss`: triplet, npair or dws.
+    """Trains by deep variational metric learning (Lin et al., 2018) with triplet, npair or dws.
 
     `loss="dws"` is the triplet loss with distance-weighted sampling.
 

@@ -60,7 +60,7 @@ def graph(
     validation: float = 0.0,
     net: str | None = None,
 ) -> dict[str, Any]:
-    """Attention over the batch while training (Seidenschwarz et al., 2021), on a ResNet-50.
+    """Trains a ResNet-50 with attention over the batch (Seidenschwarz et al., 2021).
 
     * `attention`: dot, dot_plus_one (the official code's), gat, gatv2, or none.
     * `heads="averaged"`: every head of the attention has the full width, and the heads are averaged

@@ -36,7 +36,7 @@ def mnist(
     repeat_frames: int = 2,
     repeat_last: int = 30,
 ) -> dict[str, Any]:
-    """MNIST in a plane by contrastive or triplet loss; `labels` are the digits to keep.
+    """Embeds MNIST in a plane by contrastive or triplet loss; `labels` are the digits to keep.
 
     The post trains ten epochs on all digits, on 159 and on 125689, and shows pictures but no
     numbers. Here R@1, the other scores and the accuracy of the five nearest training images (`knn`)

@@ -16,7 +16,7 @@ _VALUES = {
 
 
 def multi_similarity(*, dataset: str = "cub200") -> dict[str, Any]:
-    """Multi-similarity loss and miner (Wang et al., 2019), on BN-Inception.
+    """Trains BN-Inception with the multi-similarity loss and miner (Wang et al., 2019).
 
     The official code (research-ms-loss) has a config for CUB-200-2011 alone, which this recipe
     follows: maximum pooling; Adam at 3e-5 for the whole net, divided by 10 after 1,200 and 2,400 of

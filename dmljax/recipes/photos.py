@@ -26,7 +26,7 @@ _LENGTHS = {"1": 60, "1000": "3 epochs", "10000": "2 epochs", "100000": "1 epoch
 
 
 def glyphs(*, loss: str = "multi_similarity") -> dict[str, Any]:
-    """Characters in sixteen typefaces, drawn by the program; a minute on two cores.
+    """Trains on characters in sixteen typefaces, drawn by the program: a minute on two cores.
 
     Half of the characters are for training; the scores are of the other half. More
     than 650 steps improve the scores further. `loss` is one of pairs (multi_similarity,
@@ -55,7 +55,7 @@ def glyphs(*, loss: str = "multi_similarity") -> dict[str, Any]:
 def folder(
     *, loss: str | None = None, train: str | None = None, net: str | None = None
 ) -> dict[str, Any]:
-    """Your own images, a folder for each class: a linear head on a frozen pretrained backbone.
+    """Trains a head on a frozen pretrained backbone for your images, a folder for each class.
 
     The first half of the classes, in the order of their names, is for training; the scores are of
     the others. Images that cannot be read are left out.
@@ -88,32 +88,32 @@ def folder(
 
 
 def _on(dataset: str, train: str | None, net: str | None, loss: str | None) -> dict[str, Any]:
-    """The fields of `folder` for a published data set."""
+    """Returns the fields of `folder` for a published data set."""
     return {**folder(loss=loss, train=train, net=net), "dataset": dataset, "unreadable": "raise"}
 
 
 def cub(*, train: str | None = None, net: str | None = None, loss: str | None = None) -> dict:
-    """A pretrained backbone on CUB-200-2011, with the arguments of `folder`."""
+    """Trains on a pretrained backbone for CUB-200-2011, with the arguments of `folder`."""
     return _on("cub200", train, net, loss)
 
 
 def cars(*, train: str | None = None, net: str | None = None, loss: str | None = None) -> dict:
-    """A pretrained backbone on Cars196, with the arguments of `folder`."""
+    """Trains on a pretrained backbone for Cars196, with the arguments of `folder`."""
     return _on("cars196", train, net, loss)
 
 
 def sop(*, train: str | None = None, net: str | None = None, loss: str | None = None) -> dict:
-    """A pretrained backbone on Stanford Online Products, with the arguments of `folder`."""
+    """Trains on a pretrained backbone for Stanford Online Products, with the arguments of `folder`."""
     return _on("sop", train, net, loss)
 
 
 def inshop(*, train: str | None = None, net: str | None = None, loss: str | None = None) -> dict:
-    """A pretrained backbone on In-Shop Clothes, with the arguments of `folder`."""
+    """Trains on a pretrained backbone for In-Shop Clothes, with the arguments of `folder`."""
     return _on("inshop", train, net, loss)
 
 
 def _backbone(name: str | None) -> dict[str, Any] | None:
-    """The net, its weights and its preprocessing, as fields of a config; None if none is there."""
+    """Returns the net, its weights and its preprocessing as fields of a config, or None."""
     from dmljax import nets, weights  # they import jax, which other recipes do not need
     from dmljax.data.transforms.recipes import shorter_of
 
@@ -138,7 +138,7 @@ def _backbone(name: str | None) -> dict[str, Any] | None:
 
 
 def _head(loss: str, backbone: dict[str, Any]) -> dict[str, Any]:
-    """A linear layer on cached features. docs/choosing.md has the measurements behind it.
+    """Trains a linear layer on cached features; docs/choosing.md has measurements.
 
     150 steps at this rate turn the layer a little; more of them make it worse for new classes.
     """
@@ -160,7 +160,7 @@ def _head(loss: str, backbone: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tuned(loss: str, backbone: dict[str, Any]) -> dict[str, Any]:
-    """All layers at a low rate for a short time, from a head that is fitted to the features.
+    """Trains all layers at a low rate for a short time, from a head fitted to the features.
 
     Batch norms keep their statistics. Nets of convolutions see smaller images than in the
     evaluation: a random crop shows objects larger than they are then (Touvron et al., NeurIPS 2019,
@@ -187,7 +187,7 @@ def _tuned(loss: str, backbone: dict[str, Any]) -> dict[str, Any]:
 
 
 def _vptsp(loss: str, backbone: dict[str, Any]) -> dict[str, Any]:
-    """VPTSP-G: prompts of a vision transformer, and semantic proxies (Ren et al., ICLR 2024).
+    """Trains prompts of a vision transformer with semantic proxies (VPTSP-G, Ren et al., 2024).
 
     Rates, batch and the share of learned proxies are from the published code for Cars196 and
     CUB-200-2011, where 50 to 60 epochs are published. Biases of the net do not learn here.
@@ -206,7 +206,7 @@ def _vptsp(loss: str, backbone: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ladder(loss: str, backbone: dict[str, Any]) -> dict[str, Any]:
-    """The steps of `runs.ladder`: a head, from it all layers, and averages of both."""
+    """Trains a head, from it all layers, and averages both: the stages of `runs.ladder`."""
     head = _head(loss, backbone)
     of_head = ("sampler", "trained", "features", "schedule", "log_every", "optimizer")
     return {
@@ -229,7 +229,7 @@ def _ladder(loss: str, backbone: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_scratch(loss: str) -> dict[str, Any]:
-    """A small net from random values, where no pretrained one is on the machine."""
+    """Trains a small net from random values, if no pretrained one is on this machine."""
     eval_transform = {"name": "standard_eval", "size": 64, "scaled_decode": True}
     backbone = {"net": {"name": "convnet"}, "eval_transform": eval_transform}
     by_loss = _fields_of(loss)
@@ -250,7 +250,7 @@ def _from_scratch(loss: str) -> dict[str, Any]:
 
 
 def _of_photos(backbone: dict[str, Any]) -> dict[str, Any]:
-    """The fields of folders of photographs; a crop for training takes 40 % of the area or more."""
+    """Returns the fields of folders of photos; a training crop takes 40 % of the area or more."""
     names = ("size", "filter", "scaled_decode")
     options = {k: v for k, v in backbone["eval_transform"].items() if k in names}
     return {
@@ -264,7 +264,7 @@ def _of_photos(backbone: dict[str, Any]) -> dict[str, Any]:
 def _fields_of(
     loss: str, *, classes: int = 16, per_class: int = 4, dim: int = _DIM
 ) -> dict[str, Any]:
-    """The fields of a config that depend on the kind of the loss."""
+    """Returns the fields of a config that depend on the loss."""
     check_choice("loss", loss, (*_OF_PAIRS, *_OF_PROXIES))
     if loss in _OF_PAIRS:
         return {

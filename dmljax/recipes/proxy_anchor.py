@@ -6,7 +6,7 @@ from dmljax.recipes.arguments import check_choice, with_values
 
 
 def _each(epochs: int) -> list[str]:
-    """The ends of every `epochs` epochs before the last, 60."""
+    """Returns the multiples of `epochs` before the last epoch, 60."""
     return [f"{epoch} epochs" for epoch in range(epochs, 60, epochs)]
 
 
@@ -30,7 +30,7 @@ _VALUES: dict[tuple[str, str], dict[str, Any]] = {
 
 
 def proxy_anchor(*, dataset: str = "cub200", net: str = "bn_inception") -> dict[str, Any]:
-    """Proxy-Anchor (Kim et al., 2020); `net`: bn_inception or (CUB and Cars) resnet50.
+    """Trains with Proxy-Anchor (Kim et al., 2020); `net`: bn_inception or resnet50 (CUB, Cars).
 
     From the official code, Proxy-Anchor-CVPR2020: AdamW, everything decays, proxies learn at 100
     times the rate, the sum of mean and maximum pooling, random batches, 60 epochs. In the first

@@ -6,7 +6,7 @@ from dmljax.recipes.arguments import check_choice
 
 
 def tinyimagenet(*, loss: str = "triplet") -> dict[str, Any]:
-    """Retrieval of 200 known classes by `loss` triplet or arcface, on a ResNet-50.
+    """Trains a ResNet-50 for retrieval of 200 known classes by `loss` triplet or arcface.
 
     Both halves have the same classes: this is retrieval of known classes. Neither form can be
     called faithful: the review (pento.ai, 2022) gives a ResNet-50, 512 dimensions, the

@@ -245,7 +245,7 @@ class Options:
 
     dataset: Spec = _required(
         "the data set and where it is stored; `image_share`, `class_share`: fractions of the "
-        "training split; `full_epochs`: an epoch has as many steps as with all training images"
+        "training split; `full_epochs`: an epoch is as long as with all training images"
     )
     net: Spec = _required("the backbone; `weights`: the file of its pretrained weights")
     loss: Spec = _required("the loss, a function of `losses`")
