@@ -288,8 +288,8 @@ def test_large_photographs_have_the_same_features_everywhere(cache, tmp_path):
     [
         (["zero-shot", "photos", "--nets=tine"], r"there is no 'tine': did you mean 'tiny'"),
         (["zero-shot"], "needs a folder of images"),
-        (["zero-shot", "photos", "--weights=nowhere"], "--weights=nowhere is no folder"),
-        (["zero-shot", "photos", "--weights=blobs.npz"], "--weights=blobs.npz is no folder"),
+        (["zero-shot", "photos", "--weights=nowhere"], "--weights=nowhere is not a folder"),
+        (["zero-shot", "photos", "--weights=blobs.npz"], "--weights=blobs.npz is not a folder"),
         (["zero-shot", "photos", "--weights=photos"], "--weights=photos has no file of weights"),
         (["zero-shot", "photos", "--batch-size=0"], "--batch-size: '0' is no whole number above 0"),
         (["doctor", "--dataset=folder", "--root=photos", "--threads=0"], "--threads: '0' is no"),
