@@ -51,9 +51,9 @@ def abe(
       and the attention has a quarter of them; all learn at 1e-5 by Adam. These are guesses.
 
     The paper gives: batches of 64 with equal numbers of positive and negative pairs, SGD with
-    momentum 0.9, margins of 1, divergence weight 1, 512 dimensions in total, crops of 224. It gives no learning
-    rate, no decay and no length of training: the rate (ten times higher for new layers) and the
-    20,000 steps are guesses that no run on these sets has tested. If you add a decay, use
+    momentum 0.9, margins of 1, divergence weight 1, 512 dimensions in total, crops of 224. It gives
+    no learning rate, no decay and no length of training: the rate (ten times higher for new layers)
+    and the 20,000 steps are guesses that no run on these sets has tested. If you add a decay, use
     `--config.optimizer.l2=...`: Caffe adds it to the gradient. A public Keras port uses Adam at
     1e-5, 8,000 steps and 8 classes of 10 images.
 

@@ -93,22 +93,22 @@ def _on(dataset: str, train: str | None, net: str | None, loss: str | None) -> d
 
 
 def cub(*, train: str | None = None, net: str | None = None, loss: str | None = None) -> dict:
-    """Fine-tunes a pretrained backbone on CUB-200-2011, with the arguments of `folder`."""
+    """Fine-tunes a pretrained backbone on CUB-200-2011; arguments as for `folder`."""
     return _on("cub200", train, net, loss)
 
 
 def cars(*, train: str | None = None, net: str | None = None, loss: str | None = None) -> dict:
-    """Fine-tunes a pretrained backbone on Cars196, with the arguments of `folder`."""
+    """Fine-tunes a pretrained backbone on Cars196; arguments as for `folder`."""
     return _on("cars196", train, net, loss)
 
 
 def sop(*, train: str | None = None, net: str | None = None, loss: str | None = None) -> dict:
-    """Fine-tunes a pretrained backbone on Stanford Online Products, with the arguments of `folder`."""
+    """Fine-tunes a pretrained backbone on Stanford Online Products; arguments as for `folder`."""
     return _on("sop", train, net, loss)
 
 
 def inshop(*, train: str | None = None, net: str | None = None, loss: str | None = None) -> dict:
-    """Fine-tunes a pretrained backbone on In-Shop Clothes, with the arguments of `folder`."""
+    """Fine-tunes a pretrained backbone on In-Shop Clothes; arguments as for `folder`."""
     return _on("inshop", train, net, loss)
 
 
