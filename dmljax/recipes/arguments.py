@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from dmljax.hints import hint
+from dmljax.hints import check_known
 
-_TRUTH = {"True": True, "False": False}
-_KINDS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "bool": ("True or False", _TRUTH.__getitem__),
+# Types of arguments: their name in messages, and the function that reads them.
+_TYPES: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "bool": ("True or False", {"True": True, "False": False}.__getitem__),
     "int": ("a whole number", int),
     "float": ("a number", float),
     "str": ("a name", str),
@@ -29,21 +29,19 @@ def parse(
     keywords: dict[str, Any] = {}
     for assignment in filter(None, (text or "").split(",")):
         name, equals, word = assignment.partition("=")
-        if name not in names:
-            raise ValueError(f"the config has no argument {name!r}{hint(name, names)}")
+        check_known("the config has no argument", [name], names)
         annotation = inspect.formatannotation(parameters[name].annotation).strip("'")
-        kind, *others = annotation.split(" | ")
-        expected, convert = _KINDS[kind]
-        if word == "None" and "None" in others:
-            keywords[name] = None
-            continue
+        type_, *others = annotation.split(" | ")
+        expected, convert = _TYPES[type_]
         try:
-            keywords[name] = convert(word)
+            if not equals:
+                raise ValueError
+            keywords[name] = None if word == "None" and others else convert(word)
         except (KeyError, ValueError):
-            equals = ""
-        if not equals:
             example = f"{name}={parameters[name].default}"
-            raise ValueError(f"the argument {assignment!r} needs {expected}: write {example}")
+            raise ValueError(
+                f"the argument {assignment!r} needs {expected}: write {example}"
+            ) from None
     return keywords
 
 

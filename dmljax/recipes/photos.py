@@ -7,8 +7,6 @@ from dmljax import at_hand
 from dmljax.hints import check_known
 from dmljax.recipes.arguments import check_choice
 
-_OF_PAIRS = ("multi_similarity", "contrastive", "triplet", "ntxent", "circle", "supcon")
-_OF_PROXIES = ("normalized_softmax", "proxy_anchor", "proxy_nca_pp", "cosface", "arcface")
 # With a thousand classes, proxies learn only if a batch has many classes, and if they turn neither
 # too slowly nor too quickly: docs/choosing.md has the measurements. A step of Adam turns a proxy by
 # about rate / size, so both are set, and do not depend on the number of classes.
@@ -28,11 +26,10 @@ _LENGTHS = {"1": 60, "1000": "3 epochs", "10000": "2 epochs", "100000": "1 epoch
 def glyphs(*, loss: str = "multi_similarity") -> dict[str, Any]:
     """Trains on characters in sixteen typefaces, drawn by the program: a minute on two cores.
 
-    Half of the characters are for training; the scores are of the other half. More
-    than 650 steps improve the scores further. `loss` is one of pairs (multi_similarity,
-    contrastive, triplet, ntxent, circle, supcon; 32 classes with 4 images in a batch) or one
-    against proxies (normalized_softmax, proxy_anchor, proxy_nca_pp, cosface, arcface; 128 classes
-    with one image, and proxies that learn at 30 times the rate).
+    Half of the characters are for training; the scores are of the other half. More than 650 steps
+    improve the scores further. `loss` is a function of `losses`: losses of pairs get 32 classes
+    with 4 images in a batch, losses against proxies 128 classes with one image, and proxies that
+    learn at 30 times the rate.
     """
     by_loss = _fields_of(loss, classes=32, dim=64)
     return {
@@ -68,8 +65,8 @@ def folder(
       what is best for training classes that it holds out. "all", "last4" (blocks), "lora",
       "bitfit" and "prompts" train that much in one run. "vptsp" trains prompts against semantic
       proxies (`methods.semantic_proxies`). docs/finetune.md has measurements.
-    * `loss`: supcon; multi_similarity for a net from scratch; proxy_anchor for "vptsp". Another one
-      of `glyphs` may be named, for "vptsp" only one against proxies.
+    * `loss`: supcon; multi_similarity for a net from scratch; proxy_anchor for "vptsp", which needs
+      a loss against proxies.
     """
     backbone = _backbone(net)
     if train is not None:
@@ -192,7 +189,8 @@ def _vptsp(loss: str, backbone: dict[str, Any]) -> dict[str, Any]:
     Rates, batch and the share of learned proxies are from the published code for Cars196 and
     CUB-200-2011, where 50 to 60 epochs are published. Biases of the net do not learn here.
     """
-    check_choice("loss", loss, _OF_PROXIES)
+    if not _takes_proxies(loss):
+        raise ValueError(f"train=vptsp needs a loss against proxies, such as arcface, not {loss}")
     rate, proxy_rate = 5e-4, 1e-2
     groups = [{"path": "^proxies", "factor": proxy_rate / rate, "decay": 0.0}]
     return {
@@ -261,12 +259,18 @@ def _of_photos(backbone: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _takes_proxies(loss: str) -> bool:
+    from dmljax import losses  # imports jax, which other recipes do not need
+
+    check_known("loss: there is no", [loss], losses.__all__)
+    return "proxies" in inspect.signature(getattr(losses, loss)).parameters
+
+
 def _fields_of(
     loss: str, *, classes: int = 16, per_class: int = 4, dim: int = _DIM
 ) -> dict[str, Any]:
     """Returns the fields of a config that depend on the loss."""
-    check_choice("loss", loss, (*_OF_PAIRS, *_OF_PROXIES))
-    if loss in _OF_PAIRS:
+    if not _takes_proxies(loss):
         return {
             "method": {"name": "pairs", "dim": dim},
             "loss": {"name": loss},

@@ -58,7 +58,9 @@ def test_semantic_proxies_are_trained_by_prompts_and_a_loss_against_proxies(back
     assert (config["trained"]["name"], config["loss"]["name"]) == ("prompts", "proxy_anchor")
     assert config["method"]["name"] == "semantic_proxies"
     assert config["optimizer"]["rate"] * config["optimizer"]["groups"][0]["factor"] == 1e-2
-    with pytest.raises(ValueError, match=r"loss is normalized_softmax, .* not 'supcon'"):
+    with pytest.raises(
+        ValueError, match=r"train=vptsp needs a loss against proxies, .* not supcon"
+    ):
         recipes.folder(train="vptsp", loss="supcon")
 
 
