@@ -9,7 +9,7 @@ import jax
 from dmljax.adapt.trained import Adapted
 from dmljax.config import fields, method, scores
 from dmljax.config.data import Data, data_of, epoch_labels
-from dmljax.config.resolve import resolve, with_frozen
+from dmljax.config.resolve import resolve
 from dmljax.config.timing import check_groups, optimizer_of, timing_of
 from dmljax.data import batches
 from dmljax.data import digest as data_digests
@@ -21,7 +21,7 @@ from dmljax.methods import assemble
 from dmljax.methods.base import Inspect, Method
 from dmljax.train import attention_choice, devices, initial_state, placement, start
 from dmljax.train.evaluation import MEAN
-from dmljax.train.options import Options, RuntimeOptions, Spec
+from dmljax.train.options import Cached, Options, RuntimeOptions
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState, check_chunks, init_state
 from dmljax.weights import file_digest, preprocessing
@@ -36,15 +36,12 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
     config = fields.complete(config)
     options = resolve(config)
     backbone = method.backbone_of(options)
-    if options.evaluate.frozen is None:
-        options = with_frozen(options, method.has_pretrained(options))
-    normalization = method.normalization_of(options, backbone)
-    cache = method.cache_of(options, backbone, normalization)
+    cache = backbone.cache
     data = data_of(options, None if cache is None else cache.split)
     classes = len(data.train.names)
     timing = timing_of(options, data.train, epoch_labels(options, data.train))
     shards = _shards(options.runtime) if described is None else devices.Shardings(described)
-    images = _images(options, data, normalization, are_cached=cache is not None)
+    images = _images(options, data, backbone)
     net, attention_note = attention_choice.choose(
         backbone.net,
         image_shapes={images.image_shape, images.eval_image_shape},
@@ -56,6 +53,7 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         options,
         net if cache is None else assemble.FeaturesOrImages(net, cache.output),
         classes=classes,
+        batch_size=timing.batch_size,
         mesh=shards.mesh,
     )
     initial = _initial(options, adapted, images, classes=classes, shards=shards)
@@ -65,9 +63,8 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
     check_groups(options.optimizer, shapes.params, backbone=backbone_paths)
     check_chunks(adapted.method, shapes, jax.eval_shape(images.example), chunk=options.chunk)
     scores.check_evaluation(options.evaluate, data, adapted.method)
-    method.check_memory(options, batch_size=timing.batch_size)
     metrics = scores.metrics_of(options.evaluate)
-    spec = {k: v for k, v in normalization.items() if k != "force"}
+    spec = {k: v for k, v in backbone.normalization.items() if k != "force"}
     return Run(
         config=fields.with_normalization(config, fields.short(spec)),
         options=options,
@@ -88,11 +85,11 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         sampler_note=timing.note,
         attention_note=attention_note,
         normalization=preprocessing.title(fields.short(spec)),
-        input_note=method.input_note(backbone.weights, options.eval_transform),
+        input_note=backbone.input_note,
         net=net,
         frozen=initial.frozen,
         adapted=adapted,
-        pooled_output=method.pooled_output_of(options),
+        pooled_output=backbone.pooled_output,
         whiten=method.whiten_of(options),
         cache=cache,
         taken=method.taken_of(options, adapted.method, shapes),
@@ -118,14 +115,14 @@ def digests_of(config: Any, *, data: str | None = None) -> fields.Digests:
     """
     config = fields.complete(config)
     options = resolve(config)
-    backbone = method.backbone_of(options)
-    normalization = method.normalization_of(options, backbone)
+    normalization = method.normalization_of(options, method.net_of(options))
     config = fields.with_normalization(config, fields.short(dict(normalization)))
-    initial_state.check_file(backbone.weights)
+    weights = options.net.get("weights")
+    initial_state.check_file(weights)
     return fields.digests_of(
         config,
         data=data or data_digests.digest(options.dataset.function()),
-        weights=None if backbone.weights is None else file_digest(backbone.weights),
+        weights=None if weights is None else file_digest(weights),
         start=start.digest(options.start),
     )
 
@@ -133,7 +130,7 @@ def digests_of(config: Any, *, data: str | None = None) -> fields.Digests:
 def embedding(config: dict[str, Any], *, classes: int) -> tuple[Method, Callable]:
     """Returns the method and the normalization of a run's config, without its data set."""
     options = resolve(config, method.FUNCTIONS)
-    net = attention_choice.portable(method.backbone_of(options).net)
+    net = attention_choice.portable(method.net_of(options))
     deployed = method.adapted_of(options, net, classes=classes).deployed
     assert options.normalize is not None
     return deployed, options.normalize.function
@@ -160,14 +157,14 @@ class _Images(NamedTuple):
         return self.normalize_fn(jax.numpy.zeros((2, *self.image_shape), jax.numpy.uint8))
 
 
-def _images(options: Options, data: Data, normalization: Spec, *, are_cached: bool) -> _Images:
+def _images(options: Options, data: Data, backbone: method.Backbone) -> _Images:
     """Returns how images are prepared, and their shapes; cached features are as images."""
     reader, skip = Reader(images_of(data.train), cache=False), options.unreadable == "skip"
     train_fn = method.transform_of(options.transform)
     eval_fn = method.transform_of(options.eval_transform)
     shape, eval_shape = (batches.image_shape(reader, fn, skip=skip) for fn in (train_fn, eval_fn))
-    normalize_fn = normalization.function
-    if not are_cached:
+    normalize_fn = backbone.normalization.function
+    if not isinstance(options.features, Cached):
         return _Images(train_fn, eval_fn, normalize_fn, shape, eval_shape)
     note, views = f"cached features of {eval_fn.title}", options.features.views
     train_note = f"cached features of {views} times {train_fn.title}" if views else note

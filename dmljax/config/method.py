@@ -43,55 +43,72 @@ _SIZE_TOLERANCE = 3  # pixels: published systems cut 227 where other code cuts 2
 
 
 class Backbone(NamedTuple):
+    """The net without a head, its input and its output."""
+
     net: Any
-    weights: str | None  # the file of its pretrained weights
-
-
-def has_pretrained(options: Options) -> bool:
-    """Tells whether a run begins with a backbone that was trained before."""
-    return bool(options.start or options.net.get("weights"))
+    normalization: Spec
+    input_note: str  # where evaluation prepares images differently than the weights expect
+    pooled_output: str | None  # of the net, that the head takes; None: it takes feature maps
+    cache: Cache | None  # of features, where `options.features` asks for it
 
 
 def backbone_of(options: Options) -> Backbone:
-    """Returns the net without a head, and the file of its weights."""
+    """Returns the net with its input, its output and the cache of its features."""
+    net = net_of(options)
+    normalization = normalization_of(options, net)
+    pooled_output = _pooled_output(options)
+    return Backbone(
+        net,
+        normalization,
+        _input_note(options),
+        pooled_output,
+        _cache(options, normalization, pooled_output),
+    )
+
+
+def net_of(options: Options) -> Any:
+    """Returns the net without a head; raises if the config trains it in an impossible way."""
     weights = options.net.get("weights")
     if weights and options.start:
         raise ValueError(
             f"start={options.start.name!r} and net.weights={weights!r} both give the first "
             "backbone: leave out one of them, such as by --config.net.weights=None"
         )
-    net = options.net.function()
-    for field, value in (
-        ("evaluate.frozen", options.evaluate.frozen),
-        ("distill", options.distill),
-    ):
-        if value and not has_pretrained(options):
+    net, trained = options.net.function(), options.trained["name"]
+    needs = {
+        "evaluate.frozen": options.evaluate.frozen,
+        "distill": options.distill,
+        "trained": trained if trained != "all" else None,
+    }
+    for field, value in needs.items():
+        if value and not options.has_pretrained:
             raise ValueError(
-                f"{field}={value} compares with a pretrained backbone: give "
-                "--config.net.weights=... or --config.start=runs/..., or leave it out"
+                f"{field}={value} needs a pretrained backbone: give --config.net.weights=... or "
+                "--config.start=runs/..., or leave it out"
             )
-    if (trained := options.trained["name"]) != "all":
-        if not has_pretrained(options):
-            share = "the backbone" if trained == "last" else "parts of the backbone"
-            raise ValueError(
-                f"trained={trained!r} keeps {share} unchanged, so it needs a pretrained one: "
-                "--config.start=runs/... or --config.net.weights=..."
-            )
-        if hasattr(net, "frozen"):  # its batch norms keep their statistics
-            net = net.clone(frozen=True)
-    return Backbone(net, weights)
+    if trained != "all" and hasattr(net, "frozen"):  # its batch norms keep their statistics
+        net = net.clone(frozen=True)
+    return net
 
 
-def adapted_of(options: Options, net: Any, *, classes: int, mesh: Mesh | None = None) -> Adapted:
+def adapted_of(
+    options: Options, net: Any, *, classes: int, batch_size: int = 0, mesh: Mesh | None = None
+) -> Adapted:
     """Returns the method with this net; `trained` says which part of it learns.
 
     The devices of `mesh` share the tiles of the loss.
     """
+    memory = options.method["name"] == "pairs" and options.method.get("memory")
+    if memory and memory < batch_size:
+        raise ValueError(
+            f"method.memory={memory} cannot hold a batch of {batch_size} images: take at least "
+            f"{batch_size}, or 0 for no memory"
+        )
     factory, loss_fn, mine_fn = _functions(options, mesh)
     mining = {} if mine_fn is None else {"mine_fn": mine_fn}
     method = factory(net, loss_fn, classes=classes, **mining)
     if options.distill:
-        output = pooled_output_of(options) or "pooled"
+        output = _pooled_output(options) or "pooled"
         method = distilled(method, net, weight=options.distill, output=output)
     return options.trained.function(method)
 
@@ -116,16 +133,6 @@ def _functions(
         raise ValueError(f"the method {options.method['name']} takes no miner")
     is_random = "key" in inspect.signature(mine_fn).parameters
     return factory, loss_fn, RandomMiner(mine_fn) if is_random else mine_fn
-
-
-def check_memory(options: Options, *, batch_size: int) -> None:
-    """Raises if the memory of the method `pairs` cannot hold a batch."""
-    memory = options.method["name"] == "pairs" and options.method.get("memory")
-    if memory and memory < batch_size:
-        raise ValueError(
-            f"method.memory={memory} cannot hold a batch of {batch_size} images: take at least "
-            f"{batch_size}, or 0 for no memory"
-        )
 
 
 def _check_loss(options: Options) -> None:
@@ -179,7 +186,7 @@ def _loss(options: Options, mesh: Mesh | None) -> Callable:
     return functools.partial(function, **options.loss.partial.keywords)
 
 
-def pooled_output_of(options: Options) -> str | None:
+def _pooled_output(options: Options) -> str | None:
     """Returns the output of the net that the head takes; None if it takes feature maps."""
     output, remaining_pool_fn = assemble.pooling(_argument(options.method.function, "pool_fn"))
     return output if remaining_pool_fn is None else None
@@ -197,19 +204,19 @@ def _argument(function: Callable | None, name: str) -> Any:
     return parameters[name].default if name in parameters else None
 
 
-def normalization_of(options: Options, backbone: Backbone) -> Spec:
+def normalization_of(options: Options, net: Any) -> Spec:
     """Returns the normalization of the config, else of the weights or of `start`, else of the net.
 
     A config may not contradict the weights, which need the input that they were trained on, unless
     it says `force=True`.
     """
-    source, expected = backbone.weights, None
+    source, expected = options.net.get("weights"), None
     if source and os.path.isfile(source):
         expected = expected_normalization(source)
     if options.start is not None and (before := config_of(options.start.name)) is not None:
         source, expected = options.start.name, short(before["normalize"])
     if options.normalize is None:
-        of_net = getattr(backbone.net, "expected_normalization", None) or "imagenet"
+        of_net = getattr(net, "expected_normalization", None) or "imagenet"
         spec = expected or (of_net if isinstance(of_net, str) else dict(of_net))
         return resolve.chosen("normalize", spec)
     force = options.normalize.get("force") is True
@@ -227,11 +234,12 @@ def _input(spec: str | Mapping[str, Any]) -> Any:
     return preprocessing.inputs(spec) or named(spec)["name"]
 
 
-def input_note(weights: str | None, transform: Spec) -> str:
+def _input_note(options: Options) -> str:
     """Returns a line if the evaluation prepares images differently than the weights expect.
 
     Size, filter, and crop or squash are compared, where the file is known.
     """
+    weights, transform = options.net.get("weights"), options.eval_transform
     if weights is None or not os.path.isfile(weights) or transform["name"] not in _COMPARED:
         return ""
     if (published := expected_preprocessing(weights)) is None:
@@ -263,7 +271,7 @@ def _title(values: Mapping[str, Any]) -> str:
     return f"{values['name']}({options})"
 
 
-def cache_of(options: Options, backbone: Backbone, normalization: Spec) -> Cache | None:
+def _cache(options: Options, normalization: Spec, output: str | None) -> Cache | None:
     """Returns the cache of the features that `options` need; None without cached features."""
     if not isinstance(options.features, Cached):
         return None
@@ -272,18 +280,17 @@ def cache_of(options: Options, backbone: Backbone, normalization: Spec) -> Cache
             "features='cached' needs a backbone that does not learn: --config.trained=last, or "
             "leave it out by --config.features=computed"
         )
-    output = pooled_output_of(options)
     if output is None:
         raise ValueError(
             "features='cached' keeps pooled features: leave out method.pool_fn, take global_max or "
             "class_and_mean, or --config.features=computed"
         )
-    if backbone.weights is None:
-        assert options.start is not None
+    if options.start is not None:
         weights = start.find(options.start.name).digest
     else:
-        initial_state.check_file(backbone.weights)
-        weights = file_digest(backbone.weights)
+        file = options.net["weights"]
+        initial_state.check_file(file)
+        weights = file_digest(file)
     with_defaults = resolve.with_defaults
     of_net, of_normalization = with_defaults(options.net), with_defaults(normalization)
     of_net.pop("weights", None)
@@ -338,16 +345,14 @@ def arrays_of(origin: start.Start, image_shape: Sequence[int]) -> dict[str, Any]
     options = resolve.resolve(reading.config_of_run(origin.folder), FUNCTIONS)
     if options.trained["name"] == "all":
         return arrays
-    backbone = backbone_of(options)
-    adapted = adapted_of(options, backbone.net, classes=2)
-    if backbone.weights is not None and adapted.method.backbone == ("net",):
-        initial_state.check_file(backbone.weights, reason=f"{origin.folder} was trained from it")
+    net, file = net_of(options), options.net.get("weights")
+    adapted = adapted_of(options, net, classes=2)
+    if file is not None and adapted.method.backbone == ("net",):
+        initial_state.check_file(file, reason=f"{origin.folder} was trained from it")
         digest = results.read(origin.folder).digests.get("weights")
         advice = "put that one there again"
-        initial_state.check_digest(backbone.weights, digest, run=str(origin.folder), advice=advice)
-        variables = weights_lib.load(
-            backbone.weights, backbone.net, image_shape=image_shape, report_fn=lambda *_: None
-        )
+        initial_state.check_digest(file, digest, run=str(origin.folder), advice=advice)
+        variables = weights_lib.load(file, net, image_shape=image_shape, report_fn=lambda *_: None)
         arrays = start.flat({"net": variables["params"]}, {}) | arrays
     trees = traverse_util.unflatten_dict(arrays, sep="/")
     return start.flat(adapted.merge_fn(trees["params"]), trees)

@@ -39,10 +39,13 @@ def resolve(config: Mapping[str, Any], only: Collection[str] | None = None) -> O
 
     Raises a one-line error for an unknown name, an unknown argument or a value of a wrong type.
     With `only`, names in other fields stay plain data, and their modules are not imported. Lists
-    become tuples.
+    become tuples, and `evaluate.frozen` is decided.
     """
-    values = {name: _value(name, value, only) for name, value in config.items()}
-    return Options(**values)
+    options = Options(**{name: _value(name, value, only) for name, value in config.items()})
+    if options.evaluate.frozen is not None:
+        return options
+    evaluate = dataclasses.replace(options.evaluate, frozen=options.has_pretrained)
+    return dataclasses.replace(options, evaluate=evaluate)
 
 
 def chosen(field: str, value: str | Mapping[str, Any]) -> Spec:
@@ -95,10 +98,3 @@ def _tuples(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _tuples(v) for k, v in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
-
-
-def with_frozen(options: Options, frozen: bool) -> Options:
-    """Returns the options with `evaluate.frozen` decided."""
-    return dataclasses.replace(
-        options, evaluate=dataclasses.replace(options.evaluate, frozen=frozen)
-    )

@@ -332,6 +332,11 @@ class Options:
     notes: str = _option("", "your own notes")
     runtime: RuntimeOptions = RuntimeOptions()
 
+    @property
+    def has_pretrained(self) -> bool:
+        """True if the run begins with a backbone that was trained before."""
+        return bool(self.start or self.net.get("weights"))
+
 
 SECTIONS = {
     "evaluate": EvaluationOptions,
