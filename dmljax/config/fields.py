@@ -23,8 +23,8 @@ _IRRELEVANT = ("runtime", "notes", "pictures", "size")
 PATHS = {
     "dataset": ("root", "path", "data_dir"),
     "net": ("weights",),
-    "start": ("name", "mixed_with"),
 }
+_ELSEWHERE = {**PATHS, "start": ("name", "mixed_with")}  # the content of both has a digest
 _OPTIONAL = ("evaluate.clustering", "held_out", "pictures", "start")  # settings that may be None
 
 
@@ -151,7 +151,7 @@ class Digests(NamedTuple):
 def essential(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of a completed config that can change a result."""
     fields = {name: value for name, value in config.items() if name not in _IRRELEVANT}
-    for name, paths in PATHS.items():
+    for name, paths in _ELSEWHERE.items():
         if isinstance(fields.get(name), dict):
             fields[name] = {k: v for k, v in fields[name].items() if k not in paths}
             if set(fields[name]) == {"name"}:  # {"name": "glyphs"} is what "glyphs" means

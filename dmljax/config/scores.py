@@ -114,11 +114,6 @@ def selection_of(
     """Returns the score that chooses the step. `part_names_fn` names the parts of an embedding."""
     rule = options.select
     if rule == "last":
-        if options.patience is not None:
-            raise ValueError(
-                f"patience={options.patience} needs a score to watch: --config.select=val/MAP@R, "
-                "or another score"
-            )
         selection = Selection("last", "test", "R@1")
         if not options.reload_best_at:
             return selection

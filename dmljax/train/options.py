@@ -332,6 +332,13 @@ class Options:
     notes: str = _option("", "your own notes")
     runtime: RuntimeOptions = RuntimeOptions()
 
+    def __post_init__(self) -> None:
+        if self.patience is not None and self.select == "last":
+            raise ValueError(
+                f"patience={self.patience} needs a score to watch: --config.select=val/MAP@R, or "
+                "another score"
+            )
+
     @property
     def has_pretrained(self) -> bool:
         """True if the run begins with a backbone that was trained before."""
