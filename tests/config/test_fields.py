@@ -107,3 +107,53 @@ def test_the_evaluation_at_a_small_size_sees_the_border_of_a_photograph(tmp_path
     line = summary.header(run, state)[1]  # after the advice to start from pretrained weights
     assert "standard_train(size=64" in line and " for training" in line
     assert "standard_eval(size=64, shorter=72" in line
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("held_out", 0, None),
+        ("held_out", 0.25, {"name": "last", "fraction": 0.25}),
+        ("held_out", "fold", {"name": "fold", "index": 0, "count": 4, "seed": None}),
+        ("held_out", {"index": 1}, {"name": "fold", "index": 1, "count": 4, "seed": None}),
+        ("pictures", False, None),
+        ("pictures", True, {"name": "page", "projector": 0}),
+        ("pictures", {"projector": 9}, {"name": "page", "projector": 9}),
+        ("features", {"views": 2}, {"name": "cached", "views": 2}),
+        (
+            "start",
+            {"name": "runs/a", "takes": "backbone"},
+            {"name": "runs/a", "takes": "backbone", "mixed_with": None, "mixed_share": 0.5},
+        ),
+    ],
+)
+def test_a_setting_is_a_name_a_value_or_fields(tmp_path, field, value, expected):
+    config = fields.complete(tiny(tmp_path, **{field: value}))
+    assert config[field] == expected
+    assert fields.complete(config) == config
+
+
+def test_flags_change_fields_of_settings(tmp_path):
+    flags = ["--config.start=runs/a", "--config.start.takes=backbone"]
+    flags += ["--config.evaluate.clustering.starts=10", "--config.pictures.projector=5"]
+    config = fields.complete(files.override(tiny(tmp_path), flags))
+    assert (config["start"]["name"], config["start"]["takes"]) == ("runs/a", "backbone")
+    clustering = {"name": "kmeans", "starts": 10, "seeds": [0], "only_last": False}
+    assert config["evaluate"]["clustering"] == clustering
+    typed = resolve.resolve(config)
+    assert typed.pictures == options.Page(name="page", projector=5)
+
+
+def test_a_digest_is_of_the_values_and_not_of_how_they_are_written(tmp_path):
+    config = tiny(tmp_path, start="runs/a")
+    written = {
+        "held_out": 0.0,
+        "start": {"name": "elsewhere", "takes": "all"},
+        "loss": {"name": "triplet", "margin": 0.2},
+        "pictures": "page",
+        "notes": "x",
+    }
+    one, other = (fields.config_digest(fields.complete(c)) for c in (config, config | written))
+    assert one == other
+    changed = config | {"start": {"name": "runs/a", "takes": "backbone"}}
+    assert fields.config_digest(fields.complete(changed)) != one
