@@ -114,11 +114,10 @@ def at_size(
 
     So no program resizes them. Models of other nets stay as they are.
     """
-    from dmljax.config import registry
+    from dmljax.config.resolve import resolve
     from dmljax.nets import positions
 
-    spec = {k: v for k, v in fields.named(config["net"]).items() if k != "weights"}
-    net = registry.resolve("net", spec)()
+    net = resolve(config, ("net",)).net.function()
     height, width = image_shape[:2]
     new, variables = positions.at_size(net, variables, (height, width))
     if new is net:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from dmljax.config.annotations import check, namespace
 from dmljax.files.reading import FileText
-from dmljax.hints import check_known, hint
+from dmljax.hints import hint
 
 
 class Kind(NamedTuple):
@@ -151,7 +151,11 @@ def resolve(
     parameters = inspect.signature(function).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         names = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
-        check_known(f"{name} has no argument", keywords, [*names, *extras])
+        for keyword in keywords:
+            if keyword not in names:
+                raise TypeError(
+                    f"{name} has no argument {keyword!r}{hint(keyword, [*names, *extras])}"
+                )
     annotations = {n: p.annotation for n, p in parameters.items() if p.annotation is not p.empty}
     schedules = {
         key: resolve("value", keywords.pop(key))

@@ -244,6 +244,11 @@ def _check_config(
     from dmljax.config.scores import check  # here: it imports jax
 
     if study.folds is not None:
+        if held_out := config["held_out"]:
+            raise ValueError(
+                f"{title}: folds of the study and held_out={held_out} both hold classes out: leave "
+                "out one of them"
+            )
         config = {**config, "held_out": _fold(study.folds, 0)}
     try:
         check(config, scores)

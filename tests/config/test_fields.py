@@ -29,7 +29,9 @@ def test_the_page_has_the_present_fields():
 def test_a_config_has_the_defaults_of_the_dataclasses(tmp_path):
     config = fields.complete(tiny(tmp_path, evaluate={"knn": 3}))
     typed = resolve.resolve(config)
-    assert typed.evaluate == options.EvaluationOptions(knn=3)
+    clustering = options.KMeans(name="kmeans")
+    evaluation = options.EvaluationOptions(knn=3, clustering=clustering, frozen=False)
+    assert typed.evaluate == evaluation
     assert typed.checkpoint == options.CheckpointOptions(every=2, keep=3)
     assert typed.sampler == {"name": "class_balanced", "classes": 4, "per_class": 2}
     assert typed.transform == {"name": "unchanged"} and typed.miner is None

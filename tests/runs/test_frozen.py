@@ -147,8 +147,8 @@ def test_every_method_has_the_plain_backbone_as_its_baseline(source, tmp_path, m
 
 
 def test_a_run_without_a_backbone_has_no_baseline(tmp_path):
-    assert build(tiny(tmp_path)).evaluation.frozen is False
-    with pytest.raises(ValueError, match="scores a pretrained backbone: give"):
+    assert build(tiny(tmp_path)).options.evaluate.frozen is False
+    with pytest.raises(ValueError, match=r"evaluate.frozen=True needs a pretrained backbone: give"):
         build(tiny(tmp_path, evaluate={"frozen": True}))
 
 

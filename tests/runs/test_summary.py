@@ -14,6 +14,7 @@ from dmljax.data.splits import Split
 from dmljax.report import scores_file
 from dmljax.runs import folder, summary, training
 from dmljax.train import initial_state
+from dmljax.train import options as options_lib
 from dmljax.train.journal import read
 
 HELD_OUT = {"held_out": 0.5, "sampler": {"name": "class_balanced", "classes": 2, "per_class": 4}}
@@ -94,8 +95,8 @@ def test_the_first_line_of_photographs_without_a_backbone_says_how_to_get_one(
         "photographs give far better scores in less time"
     )
     assert lines[1].startswith("folder: ") and "pretraining: none" in lines[1]
-    net = {**run.options.net, "weights": "w.pth"}
-    for changed in ({"net": net}, {"start": "runs/head"}):
+    net = options_lib.Spec({**run.options.net, "weights": "w.pth"})
+    for changed in ({"net": net}, {"start": options_lib.Start(name="runs/head")}):
         started = run._replace(options=dataclasses.replace(run.options, **changed))
         assert summary.header(started, state)[0].startswith("folder: ")
 

@@ -66,7 +66,7 @@ PROXIES = {"method": "proxies", "loss": "proxy_anchor"}
         ({"baseline": "plain", "test": "folds"}, "test='folds' needs folds"),
         ({"seeds": [1, 1]}, "seeds must be different whole numbers"),
         ({"scores": ()}, "scores lists the columns"),
-        ({"scores": ("R@3",)}, r"computes no R@3, because evaluate.ks is \(1, 2\)"),
+        ({"scores": ("R@3",)}, r"computes R@3, because its K are \(1, 2\)"),
         ({"select": "val/MAP@R"}, "row 'plain': select='val/MAP@R' needs held-out classes"),
         ({"select": "test/MAP"}, "row 'plain': select='test/MAP': the evaluation has no score"),
         (
@@ -75,7 +75,10 @@ PROXIES = {"method": "proxies", "loss": "proxy_anchor"}
         ),
         ({"search": SEARCH}, "search: the score val/MAP@R needs held-out classes: held_out=0.2"),
         ({"scores": ("val/R@1",)}, "row 'plain': the score val/R@1 needs held-out classes"),
-        ({"folds": 4, "all": {"held_out": 0.2}}, "fold=0 and held_out=0.2 both hold classes"),
+        (
+            {"folds": 4, "all": {"held_out": 0.2}},
+            "folds of the study and held_out=.* both hold classes",
+        ),
         ({"all": {"patience": 2}}, "row 'plain': patience=2 needs a score to watch"),
         (
             {"rows": {"a": PROXIES | {"miner": "batch_hard"}}},
