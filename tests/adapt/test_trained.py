@@ -315,7 +315,7 @@ _LORA = {"name": "lora"}
         ({"name": "blocks", "count": 0}, VIT, "count must be 1 or more"),
         ("prompts", RESNET, "has no tokens: take a vision transformer"),
         ({"name": "prompts", "count": 0}, VIT, "count must be 1 or more"),
-        ("lora", VIT | {"weights": None}, "leaves parts of the backbone as it is, so it needs"),
+        ("lora", VIT | {"weights": None}, "trained=lora needs a pretrained backbone"),
         ("adapters", VIT, "no choice of what learns 'adapters'"),
     ],
 )

@@ -77,7 +77,7 @@ PROXIES = {"method": "proxies", "loss": "proxy_anchor"}
         ({"scores": ("val/R@1",)}, "row 'plain': the score val/R@1 needs held-out classes"),
         (
             {"folds": 4, "all": {"held_out": 0.2}},
-            "folds of the study and held_out=.* both hold classes",
+            "held_out=.* both hold classes out",
         ),
         ({"all": {"patience": 2}}, "row 'plain': patience=2 needs a score to watch"),
         (

@@ -520,7 +520,7 @@ def test_a_bundle_joins_the_backbone_and_the_head(source, tmp_path):
             {"method": CENTERED | {"dense_fn": {"name": "centered_dense", "whiten": 2.0}}},
             "whiten is a number from 0 .PCA. to 1, not 2.0",
         ),
-        (METHODS["abe"] | {"start": None}, "trained='last' leaves the backbone as it is"),
+        (METHODS["abe"] | {"start": None}, "trained=last needs a pretrained backbone"),
         ({"features": "kept"}, "features has no setting 'kept'. It has: cached, computed"),
     ],
 )

@@ -237,7 +237,7 @@ def test_what_cannot_be_started_from(source, tmp_path):
 def test_what_starts_and_layers_refuse(source, tmp_path):
     net = tiny(tmp_path)["net"] | {"weights": "a.safetensors"}
     assert "both give the first backbone" in _refused(tmp_path, start=str(source), net=net)
-    assert "needs a pretrained one: --config.start" in _refused(tmp_path, trained="last")
+    assert "trained=last needs a pretrained backbone" in _refused(tmp_path, trained="last")
     assert "no choice of what learns 'head'. It has: all, biases, blocks" in _refused(
         tmp_path, trained="head"
     )
