@@ -50,7 +50,7 @@ def load(spec: dict[str, Any]) -> Splits:
 def write_split(bundle: Any, name: str, root: str | None, folder: str) -> None:
     """Writes the images of a split of the data set in the bundle's config to a folder."""
     from dmljax.bundle import files
-    from dmljax.config.digests import PATHS
+    from dmljax.config.fields import PATHS
     from dmljax.data import image_files
 
     if name not in ("train", "test"):
