@@ -1,10 +1,8 @@
 """The service beside a plain handler that embeds one by one: p50, p99 and throughput.
 
-`python benchmarks/service.py` prints one table. The servers are processes of their own with the
-same bundle, of 30 steps of `configs/glyphs.py`. The plain handler is measured twice: on uvicorn as
-`pip install uvicorn` gives it, and with httptools and uvloop, which the service uses. All are
-measured in turns, so that they meet the same noise. A client sends its next image when it has its
-answer.
+`python benchmarks/service.py` prints one table. Both servers are processes on uvicorn with the same
+bundle, of 30 steps of `configs/glyphs.py`, and are measured in turns, so that they meet the same
+noise. A client sends its next image when it has its answer.
 `--minutes=10` instead loads the service at 80 % of its throughput, and reports errors and memory.
 """
 
@@ -26,7 +24,7 @@ from PIL import Image
 
 ROOT = pathlib.Path(__file__).parents[1]
 _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
-_HEAD = b"POST /embed HTTP/1.1\r\nHost: localhost\r\nAccept: application/octet-stream\r\n"
+_HEAD = b"POST /embed HTTP/1.1\r\nHost: localhost\r\n"
 
 
 def main() -> None:
@@ -37,10 +35,9 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--minutes", type=float, help="soak instead")
     parser.add_argument("--plain", help=argparse.SUPPRESS)
-    parser.add_argument("--parser", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.plain:
-        plain(args.plain, args.parser)
+        plain(args.plain)
         return
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -62,12 +59,12 @@ def glyphs_bundle(folder: pathlib.Path) -> pathlib.Path:
     return folder / "net.bundle"
 
 
-def plain(path: str, parser: str) -> None:
+def plain(path: str) -> None:
     """A server whose handler embeds the image of each request by itself."""
     import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request
-    from starlette.responses import Response
+    from starlette.responses import JSONResponse
     from starlette.routing import Route
 
     from dmljax import bundle as bundles
@@ -75,12 +72,12 @@ def plain(path: str, parser: str) -> None:
     model = bundles.load(path, batch_sizes=(1,))
     model.compile()
 
-    def embed(image: bytes) -> bytes:
-        return model.embed([image]).tobytes()
+    def embed(image: bytes) -> list[list[float]]:
+        return model.embed([image]).tolist()
 
-    async def handler(request: Request) -> Response:
+    async def handler(request: Request) -> JSONResponse:
         image = await request.body()
-        return Response(await asyncio.to_thread(embed, image))
+        return JSONResponse({"embeddings": await asyncio.to_thread(embed, image)})
 
     import socket
 
@@ -90,8 +87,7 @@ def plain(path: str, parser: str) -> None:
     listening.listen(1024)
     print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
     app = Starlette(routes=[Route("/embed", handler, methods=["POST"])])
-    loop = "uvloop" if parser == "httptools" else "asyncio"
-    config = uvicorn.Config(app, http=parser, loop=loop, access_log=False, log_level="error")
+    config = uvicorn.Config(app, http="h11", loop="asyncio", access_log=False, log_level="error")
     uvicorn.Server(config).run(sockets=[listening])
 
 
@@ -119,11 +115,7 @@ class Server:
 def start(bundle: pathlib.Path) -> dict[str, Server]:
     service = [sys.executable, "-m", "dmljax.main", "serve", str(bundle), "--port=0", "--quiet"]
     plain = [sys.executable, __file__, f"--plain={bundle}"]
-    return {
-        "service": Server(service),
-        "plain": Server([*plain, "--parser=h11"]),
-        "plain, httptools": Server([*plain, "--parser=httptools"]),
-    }
+    return {"service": Server(service), "plain": Server(plain)}
 
 
 def images(count: int = 64) -> list[bytes]:

@@ -1,15 +1,17 @@
 """The service under attack: what other clients notice, and what memory it takes.
 
-`python benchmarks/siege.py` runs all known attacks in rotation for an hour, beside 16 ordinary
-clients. The service is a process under a limit of 2 GiB of memory: of a control group where that is
-possible, else its memory is watched. It prints the figures, and ends with status 1 if a bound is
-broken: the service restarted, an ordinary client got a status above 499 other than 503 with
-Retry-After, its 99th percentile is above a second, or the memory at the end is more than 10 % above
-that of the start.
+`python benchmarks/siege.py` runs all known attacks in rotation for an hour, while 16 ordinary
+clients use the service, behind nginx with `launch/serve.nginx.conf` (`--direct`: without). The
+memory of the service, its workers and nginx may reach 2 GiB: a control group limits it where that
+is possible, else it is watched. The program prints its measurements, and ends with status 1 if a
+bound is broken: the service restarted, an ordinary client got a status above 499 other than 503
+with Retry-After, its 99th percentile is above a second, or the memory at the end is more than 10 %
+above that at the start.
 """
 
 import argparse
 import asyncio
+import base64
 import collections
 import contextlib
 import io
@@ -27,10 +29,11 @@ import threading
 import time
 import zlib
 
-import msgpack
 import numpy as np
 import service
 from PIL import Image
+
+from dmljax.serve.settings import Limits
 
 ROOT = pathlib.Path(__file__).parents[1]
 _STEP = 8.0  # seconds of an attack in the rotation
@@ -48,6 +51,7 @@ def main() -> int:
         "--memory", type=int, default=2 << 30, help="bytes that the service may take"
     )
     parser.add_argument("--p99", type=float, default=1.0, help="bound in seconds")
+    parser.add_argument("--direct", action="store_true", help="attack without nginx in front")
     parser.add_argument("--growth", type=float, default=0.1, help="bound of the memory at the end")
     parser.add_argument("--attack", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -61,7 +65,7 @@ def main() -> int:
 
 
 async def siege(bundle: pathlib.Path, folder: pathlib.Path, args: argparse.Namespace) -> int:
-    server = Server(bundle, filled_index(bundle, folder), folder / "log.txt", args.memory)
+    server = Server(bundle, filled_index(bundle, folder), folder, args.memory, args.direct)
     try:
         await server.ready()
         memory = [server.memory()]
@@ -134,20 +138,31 @@ def filled_index(bundle: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
 
 
 class Server:
-    """The service as a process, which is started again if it ends."""
+    """The service as a process, which is started again if it ends, and nginx in front of it."""
 
-    def __init__(self, bundle: pathlib.Path, index: pathlib.Path, log: pathlib.Path, memory: int):
+    def __init__(
+        self,
+        bundle: pathlib.Path,
+        index: pathlib.Path,
+        folder: pathlib.Path,
+        memory: int,
+        direct: bool,
+    ):
         self._words = [sys.executable, "-m", "dmljax.main", "serve", str(bundle)]
         self._words += [f"--index={index}", "--quiet"]
-        self._log, self._memory = log, memory
-        self.restarts, self.port = 0, 0
+        self._log, self._memory = folder / "log.txt", memory
+        self.restarts, self._port = 0, 0
         self.group = _group(memory)
         self._start()
+        self.port, self._proxy = self._port, None
+        if not direct:
+            self.port = free_port()
+            self._proxy = proxied(folder, service_port=self._port, port=self.port)
 
     def _start(self) -> None:
         with self._log.open("a") as log:
             self.process = subprocess.Popen(
-                [*self._words, f"--port={self.port}"],
+                [*self._words, f"--port={self._port}"],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -158,7 +173,7 @@ class Server:
         assert self.process.stdout is not None
         match = re.search(r"http://\S+:(\d+)", self.process.stdout.readline())
         assert match, self._log.read_text()
-        self.port = int(match[1])
+        self._port = int(match[1])
 
     async def ready(self) -> None:
         while True:
@@ -171,20 +186,21 @@ class Server:
             await asyncio.sleep(0.2)
 
     def memory(self) -> int:
-        """MiB of the service and of the processes that decode."""
+        """Returns the MiB of the service, its workers and nginx."""
         return sum(self.memories())
 
     def memories(self) -> list[int]:
-        """MiB of the service, and of each process that decodes."""
+        """Returns the MiB of each process of the service and of nginx."""
+        roots = [self.process.pid] + ([self._proxy.pid] if self._proxy else [])
         sizes = []
-        with contextlib.suppress(OSError):
-            pid = self.process.pid
-            children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            for process in (pid, *children):
-                with contextlib.suppress(OSError):
-                    status = pathlib.Path(f"/proc/{process}/status").read_text()
-                    match = re.search(r"VmRSS:\s+(\d+)", status)
-                    sizes.append(int(match[1]) >> 10 if match else 0)
+        for root in roots:
+            with contextlib.suppress(OSError):
+                children = pathlib.Path(f"/proc/{root}/task/{root}/children").read_text().split()
+                for process in (root, *children):
+                    with contextlib.suppress(OSError):
+                        status = pathlib.Path(f"/proc/{process}/status").read_text()
+                        match = re.search(r"VmRSS:\s+(\d+)", status)
+                        sizes.append(int(match[1]) >> 10 if match else 0)
         return sizes
 
     async def watch(self, memory: list[int]) -> None:
@@ -200,6 +216,9 @@ class Server:
                 self._start()
 
     def stop(self) -> None:
+        if self._proxy:
+            self._proxy.terminate()
+            self._proxy.wait()
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(30)
@@ -208,6 +227,24 @@ class Server:
             self.process.wait()
             if self.group:
                 self.group.rmdir()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def proxied(folder: pathlib.Path, *, service_port: int, port: int) -> subprocess.Popen:
+    """Starts nginx with `launch/serve.nginx.conf` and these two ports."""
+    text = (ROOT / "launch" / "serve.nginx.conf").read_text()
+    text = text.replace("listen 8080;", f"listen {port};")
+    text = text.replace("server 127.0.0.1:8000;", f"server 127.0.0.1:{service_port};")
+    (folder / "nginx.conf").write_text(text)
+    folder.chmod(0o711)  # a worker of nginx may run as another user
+    command = ["nginx", "-p", folder, "-c", folder / "nginx.conf"]
+    with (folder / "nginx.log").open("w") as log:
+        return subprocess.Popen(command, stderr=log)
 
 
 def _group(memory: int) -> pathlib.Path | None:
@@ -386,39 +423,45 @@ def _malformed(port: int, seconds: float) -> None:
 
 
 def prepared_attacks() -> list:
-    """What an attacker of November 2026 found, and what came up while that was mended."""
-    packed, text = "application/msgpack", "application/json"
+    """Returns the attacks: what was found in November 2026, at the limits of the service."""
+    text, limits = "application/json", Limits()
     tiny = _encoded(np.zeros((8, 8), np.uint8), "PNG")
     body = b"zTXta\0\0" + zlib.compress(bytes(1 << 20))  # a text of a MiB in a PNG
     part = (len(body) - 4).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
     texts = tiny[:33] + 50 * part + tiny[33:]
-    gray = _encoded(np.zeros((7071, 7071), np.uint8), "JPEG", progressive=True)
+    side = int(limits.pixels**0.5)
+    gray = _encoded(np.zeros((side, side), np.uint8), "JPEG", progressive=True)
     scan = gray[gray.rfind(b"\xff\xda") : -2]
     many_scans, most_scans = (gray[:-2] + scan * n + gray[-2:] for n in (1300, 85))
-    large = _encoded(np.zeros((7000, 7000), np.uint8), "PNG")
-    webp = _encoded(np.zeros((7000, 7000, 3), np.uint8), "WEBP", lossless=True, method=0)
-    images = msgpack.packb({"images": [large] * 63 + [webp]})
-    lists = b"\x81\xa6images\xdd" + (30_000_000).to_bytes(4, "big") + b"\x90" * 30_000_000
-    search = json.dumps({"ids": ["large-1"] * 16, "k": 1000}).encode()
-    wide = json.dumps({"ids": ["large-1"] * 256, "k": 1000}).encode()
+    large = _encoded(np.zeros((side, side), np.uint8), "PNG")
+    medium = _encoded(np.zeros((1900, 1900), np.uint8), "PNG")
+    webp = _encoded(np.zeros((side, side, 3), np.uint8), "WEBP", lossless=True, method=0)
+    images = [large] * (limits.entries - 1) + [webp], [medium] * limits.entries
+    embeds = [{"images": [base64.b64encode(x).decode() for x in row]} for row in images]
+    lists = b'{"images": [' + b"[]," * ((limits.body_bytes - 100) // 3) + b"[]]}"
+    numbers = b'{"vectors": [[' + b"0," * ((limits.body_bytes - 100) // 2) + b"0]]}"
+    k = limits.hits // 2
+    searches = [{"ids": ["large-1"] * n, "k": k} for n in (2, limits.entries)]
     filters = [{"folder": [None] * 1000}, {"folder": [f"f{i}" for i in range(1000)]}]
-    bodies = [json.dumps({"ids": ["small-1"], "k": 3, "where": x}).encode() for x in filters]
+    searches += [{"ids": ["small-1"], "k": 3, "where": x} for x in filters]
+    searches, embeds = ([json.dumps(x).encode() for x in rows] for rows in (searches, embeds))
     head = b"POST /embed HTTP/1.1\r\nHost: localhost\r\n"
-    length = b"Content-Length: 60000000\r\n\r\n"
-    unfinished = head + b"Content-Type: application/json\r\n" + length + bytes(50_000_000)
+    length = b"Content-Length: %d\r\n\r\n" % limits.body_bytes
+    unfinished = head + b"Content-Type: application/json\r\n" + length
+    unfinished += bytes(limits.body_bytes * 5 // 6)
     return [
         _sends_on(request("GET", "/healthz") * 2000),
         _sends_on(request("GET", "/items?limit=100") * 50),
         _holds(head, 400),
-        _holds(unfinished, 7),
+        _holds(unfinished, 14),
         _sends(request("POST", "/embed", many_scans), request("POST", "/embed", most_scans)),
-        _sends(request("POST", "/embed", images, packed)),
+        _sends(*(request("POST", "/embed", body, text) for body in embeds)),
         _holds(request("POST", "/embed", large), 64, _OTHER),
         _holds(request("POST", "/embed", texts), 64, _OTHER),
         _sends(request("POST", "/embed", b"P3\n1000 1000\n255\n" + b"#\n" * 500_000)),
-        _sends(request("POST", "/search", search, text), request("POST", "/search", wide, text)),
-        _sends(request("POST", "/embed", lists, packed)),
-        _sends(*(request("POST", "/search", body, text) for body in bodies)),
+        _sends(*(request("POST", "/search", body, text) for body in searches[:2])),
+        _sends(request("POST", "/embed", lists, text), request("POST", "/search", numbers, text)),
+        _sends(*(request("POST", "/search", body, text) for body in searches[2:])),
         _malformed,
     ]
 

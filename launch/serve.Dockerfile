@@ -4,6 +4,8 @@
 #     docker run --rm -p 127.0.0.1:8000:8000 -v $PWD/photos.bundle:/data/photos.bundle:ro \
 #         -v $PWD/photos.index:/data/photos.index -v $PWD/token.txt:/run/token.txt:ro dmljax-serve
 #
+# For other machines put nginx in front: launch/serve.nginx.conf, as launch/serve.yaml does.
+#
 # While another process adds items, user 10001 must be able to write to the folder of the index, also
 # to search: SQLite keeps its write-ahead log there. For GPUs build with
 # --build-arg EXTRAS=serve,index,postgres,cuda12.

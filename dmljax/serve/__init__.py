@@ -1,20 +1,15 @@
-"""`dmljax serve`: a bundle and an index behind HTTP, with a page to drop an image on.
+"""`dmljax serve`: a bundle and an index over HTTP, with a page to drop an image on.
 
     settings    what can be set, and the limits
-    server      one process: the socket, signals, the end
-    protocol    HTTP/1.1 of one connection, with limits on heads
-    guard       request ids, limits, tokens and errors of every request
+    server      one process: socket, log, end
+    app         checks of every request, and the handlers of the routes
     api         the routes: what each takes and answers, checked and described (OpenAPI)
-    app         what answers them
-    formats     bodies in JSON, msgpack, raw float32, multipart
-    budget      the memory that all requests take together
-    counting    how many values a body has, before it is parsed
-    workers     processes that decode images, and whose image is next
-    decoding    what such a process does
+    service     the bundle and the index in use
+    decoding    worker processes that decode images and can be killed
     batching    images of many requests in one batch of the net
-    generation  the bundle and the index in use, and their replacement while requests run
     pictures    pictures of stored items
     page.html   the page
 
-docs/serve.md describes the routes.
+What a server for the internet needs besides (slow clients, many connections, TLS) is the work of a
+proxy in front: `launch/serve.nginx.conf`. docs/serve.md describes the routes.
 """

@@ -1,397 +1,385 @@
-"""What answers the routes of `api`."""
+"""The ASGI application: checks of every request, and what answers the routes of `api`."""
 
 import asyncio
 import base64
 import contextlib
 import functools
 import hashlib
+import hmac
 import importlib.resources
 import itertools
-import json
+import logging
 import re
-import threading
+import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, TypeVar
+import urllib.parse
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any
 
+import msgspec
 import numpy as np
-from msgspec import UNSET
-from starlette.datastructures import Headers, QueryParams
-from starlette.responses import Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Router
 
+from dmljax.files import allocator
 from dmljax.hints import NO_THRESHOLDS, hint
 from dmljax.index import Index, InvalidInput, inputs
-from dmljax.serve import api, formats
-from dmljax.serve.api import Route
-from dmljax.serve.budget import Claim
-from dmljax.serve.errors import Refused
-from dmljax.serve.generation import Generation, Service
-from dmljax.serve.guard import Guard, client_left, read_body
-from dmljax.serve.metrics import CONTENT_TYPE
+from dmljax.serve import api
+from dmljax.serve.errors import Refused, refusal
+from dmljax.serve.metrics import CONTENT_TYPE, METHODS
+from dmljax.serve.pictures import Pictures
+from dmljax.serve.service import Service
+from dmljax.serve.settings import is_loopback
 
-_T = TypeVar("_T")
-_MOST_LISTED = 100
-_SCANNED = 5000  # items from which a random choice is exact
-_BATCH = 100  # items that are in memory at a time for that
-_UNWATCHED_SECONDS = 0.2  # before the connection of a client that waits is watched
-_SMALL = 1 << 16  # bytes of bodies and answers that are converted with the request
-_PIECE = 1 << 16  # bytes of an answer that wait for the client
-# Bytes of a hit or an item beside its id and metadata: in the answer, and as objects.
-_BYTES_OF_HIT, _OBJECTS_OF_HIT = 100, 600
-_OBJECTS = 4  # bytes of objects and of the answer for a byte of metadata
-_DIGITS = 24  # characters of a number in JSON, and bytes of it in a list
+_log = logging.getLogger("dmljax.serve.requests")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_PROBES = ("/healthz", "/readyz", "/metrics")  # answered at any load, and not logged
+_RAW_KINDS = ("application/octet-stream", "application/x-www-form-urlencoded", "")
+_LARGE_BODY = 1 << 20
+_LARGE_REQUESTS = 4  # that are read and answered at a time; others wait before they are read
+_TRIM_SECONDS = 1.0
+_SCANNED = 500  # a random choice from fewer items is exact
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+}
 
 
-def create(service: Service) -> Guard:
-    """The ASGI application of a service, to be run by uvicorn or another server."""
-    handlers = _Handlers(service)
+def create(service: Service, *, ready_fn: Callable[[], None] = lambda: None) -> Any:
+    """Returns the ASGI application of a service; it calls `ready_fn` before the first request."""
+    requests = _Requests(service)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Router) -> AsyncIterator[None]:
         await service.start()
+        ready_fn()
         yield
         await service.stop()
 
     lifespan_app = Router(lifespan=lifespan)
 
-    async def dispatch(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
             await lifespan_app(scope, receive, send)
             return
-        methods = api.ROUTES.get(scope["path"])
-        if methods is None:
-            raise Refused(404, "there is no such route; /openapi.json lists them")
-        route = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
-        if route is None:
-            raise Refused(405, f"this route has {', '.join(methods)}")
-        call = _Call(route, scope, receive, service)
-        try:
-            response = await call.respond(await getattr(handlers, route.handler)(call))
-        finally:
-            call.end_watch()
+        response = await requests.respond(Request(scope, receive))
         await response(scope, receive, send)
 
-    return Guard(dispatch, service, frozenset(api.ROUTES))
+    return app
 
 
-class _Call:
-    """A request of a route: its options, and its body when it is needed."""
+class _Requests:
+    """Checks requests and calls their handlers. Every error becomes one line of JSON."""
 
-    def __init__(self, route: Route, scope: Any, receive: Any, service: Service):
-        self._route, self._service, self._receive = route, service, receive
-        self._headers = Headers(scope=scope)
-        self.claim, self._ending = scope["claim"], scope["ending"]
-        self._watch: asyncio.TimerHandle | asyncio.Task | None = None
-        self.size = _Size(self.claim, service.settings.limits.answer_bytes)
-        options = QueryParams(scope["query_string"]).multi_items()
-        self.options: Any = formats.query(options, route.query)
+    def __init__(self, service: Service):
+        self._service, self._handlers = service, Handlers(service)
+        self._limits = service.settings.limits
+        self._large = asyncio.Semaphore(_LARGE_REQUESTS)
+        self._running = 0
+        # Unique without a call of the operating system for each request.
+        self._prefix, self._numbers = secrets.token_hex(4), itertools.count(1)
 
-    def _start_watch(self) -> None:
-        """Ends the request if the client goes away: nobody needs its answer."""
+    async def respond(self, request: Request) -> Response:
+        """Returns the answer to a request, whatever happens."""
+        start = time.perf_counter()
+        request_id = request.headers.get("x-request-id", "")
+        if not _REQUEST_ID.fullmatch(request_id):
+            request_id = f"{self._prefix}{next(self._numbers):08x}"
+        try:
+            async with asyncio.timeout(self._limits.seconds) as timeout:
+                response = await self._answer(request, timeout)
+        except Exception as error:
+            place = str(self._service.settings.index or "the index")
+            response = _refused(refusal(error, place=place, request_id=request_id), request_id)
+        response.headers.setdefault("Cache-Control", "no-store")
+        response.headers.update(_HEADERS | {"X-Request-Id": request_id})
+        route = path if (path := request.scope["path"]) in api.ROUTES else "other"
+        method = request.method if request.method in METHODS else "other"
+        seconds, status = time.perf_counter() - start, response.status_code
+        self._service.metrics.request(route, method, status, seconds)
+        if not self._service.settings.quiet and route not in _PROBES:
+            milliseconds = f"{1000 * seconds:.1f} ms"
+            _log.info("%s %s %s %d %s", request_id, method, route, status, milliseconds)
+        return response
 
-        async def watch() -> None:
-            await self._receive()  # after the body there is only the end of the connection
-            self._ending.end(client_left())
-
-        self._watch = asyncio.create_task(watch())
-
-    def end_watch(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-
-    async def body(self) -> Any:
-        """The body as the type of the route, with the options of the address that it leaves out."""
-        limits, kind = self._service.settings.limits, formats.content_type(self._headers)
-        most = limits.image_bytes if formats.is_image(kind) else limits.body_bytes
-        data = await read_body(
-            self._receive,
-            self._headers.get("content-length"),
-            self.claim,
-            self._ending,
-            most=most,
-            seconds=limits.body_seconds,
-        )
-        # Answers that come at once are not watched, since a task takes time.
-        loop = asyncio.get_running_loop()
-        self._watch = loop.call_later(_UNWATCHED_SECONDS, self._start_watch)
-        assert self._route.body is not None
-        if self._route.images and formats.is_image(kind):
-            body: Any = self._route.body(images=[data])
-        elif self._route.images and kind == "multipart/form-data":
-            self.claim.take(2 * len(data))
-            ended = threading.Event()
-            try:
-                images = await self._service.convert(
-                    formats.images_of_form, self._headers, data, limits, ended.is_set
-                )
-            finally:
-                ended.set()
-            body = self._route.body(images=images)
-        else:
-            decode = functools.partial(formats.decode, most=limits.values)
-            arguments = kind, data, self._route.body, self.claim
-            is_small = len(data) <= _SMALL
-            body = (
-                decode(*arguments) if is_small else await self._service.convert(decode, *arguments)
-            )
-        for name in self.options.__struct_fields__:
-            if getattr(body, name) is UNSET:
-                setattr(body, name, getattr(self.options, name))
-        return body
-
-    async def respond(self, answer: Any) -> Response:
-        """An answer in the format that the client asks for."""
-        accept = self._headers.get("accept", "")
+    async def _answer(self, request: Request, timeout: asyncio.Timeout) -> Response:
+        self._check_sender(request)
+        methods = api.ROUTES.get(request.scope["path"])  # the path of `url` depends on Host
+        if methods is None:
+            raise Refused(404, "this route does not exist; docs/serve.md lists the routes")
+        route = methods.get("GET" if request.method == "HEAD" else request.method)
+        if route is None:
+            raise Refused(405, f"this route has {', '.join(methods)}")
+        async with self._place(request):
+            options = api.query(request.query_params.multi_items(), route.query)
+            handler = getattr(self._handlers, route.handler)
+            if route.body is None:
+                answer = await handler(options)
+            else:
+                body = await self._body(request, route, options)
+                with _ending_with_client(request, timeout):
+                    answer = await handler(options, body)
         if isinstance(answer, Response):
             return answer
-        if isinstance(answer, api.Embeddings) and accept.startswith(formats.FLOATS):
-            shape = ",".join(map(str, answer.embeddings.shape))
-            headers = {"X-Shape": shape, "X-Model": answer.model}
-            data = answer.embeddings.astype("<f4", copy=False).tobytes()
-            return _Answer(data, media_type=formats.FLOATS, headers=headers)
-        if self.size.bytes <= _SMALL:
-            data, kind = formats.encode(answer, accept)
+        data = msgspec.json.encode(answer, enc_hook=lambda x: x.tolist())
+        return Response(data, status_code=route.status, media_type=api.JSON)
+
+    @contextlib.asynccontextmanager
+    async def _place(self, request: Request) -> AsyncIterator[None]:
+        """Holds a place among the requests in flight. Large bodies wait before they are read."""
+        is_large = (length := _length(request)) is None or length > _LARGE_BODY
+        async with self._large if is_large else contextlib.nullcontext():
+            if self._running >= self._limits.requests and request.scope["path"] not in _PROBES:
+                raise Refused(503, "too many requests at a time: try again", retry_after=1)
+            self._running += 1
+            self._service.metrics.running.set(self._running)
+            try:
+                yield
+            finally:
+                self._running -= 1
+                self._service.metrics.running.set(self._running)
+                if is_large:  # its memory goes back to the system, when nothing refers to it
+                    asyncio.get_running_loop().call_later(_TRIM_SECONDS, allocator.trim)
+
+    async def _body(self, request: Request, route: api.Route, options: Any) -> Any:
+        """Returns the body as the type of the route, with the `options` that it leaves out."""
+        most, data = self._limits.body_bytes, bytearray()
+        too_large = Refused(413, f"the body is larger than the limit of {most:,} bytes")
+        if (_length(request) or 0) > most:
+            raise too_large
+        try:
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > most:
+                    raise too_large
+        except ClientDisconnect:
+            raise Refused(400, "the client went away") from None
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        assert route.body is not None
+        if kind == api.JSON:
+            body: Any = api.decode(data, route.body)
+        elif route.images and (kind.startswith("image/") or kind in _RAW_KINDS):
+            body = route.body(images=[bytes(data)])
         else:
-            data, kind = await self._service.convert(formats.encode, answer, accept)
-        return _Answer(data, status_code=self._route.status, media_type=kind)
+            raise Refused(415, f"the body has another Content-Type: send an image, or {api.JSON}")
+        for name in options.__struct_fields__:
+            if getattr(body, name) is None:
+                setattr(body, name, getattr(options, name))
+        return body
+
+    def _check_sender(self, request: Request) -> None:
+        """Refuses requests without a token, and those that a page of another site sends."""
+        headers, tokens = request.headers, self._service.tokens
+        host, origin = headers.get("host", ""), headers.get("origin")
+        foreign = origin is not None and (_split(origin).netloc or None) != host
+        # Browsers send no Origin with the GET of an image, a script or a link, but they say who
+        # asks (Fetch Metadata Request Headers, W3C): "none" is the user, and "same-site" may be
+        # another program at another port of this machine. A link may open the page.
+        if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+            kind = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
+            opens_page = request.method == "GET" and request.scope["path"] == "/"
+            foreign |= not opens_page or kind != ("navigate", "document")
+        if foreign:
+            raise Refused(403, "requests from pages of other sites are refused")
+        # Without a token only names of this machine are accepted: another name that points here is
+        # an attempt to read through a browser (DNS rebinding).
+        if not tokens and not is_loopback(_split(f"//{host}").hostname or ""):
+            raise Refused(403, "the Host header does not name this machine")
+        if tokens and request.scope["path"] not in api.OPEN_ROUTES:
+            sent = headers.get("authorization", "").encode("latin-1", "replace")
+            scheme, _, token = sent.partition(b" ")
+            # Compare with all tokens, so that the time does not reveal a match.
+            matches = [hmac.compare_digest(token.strip(), expected) for expected in tokens]
+            if scheme.lower() != b"bearer" or not any(matches):
+                raise Refused(401, "a token is needed: Authorization: Bearer TOKEN")
 
 
-class _Answer(Response):
-    """A response that is written piece by piece, as the client takes it."""
+@contextlib.contextmanager
+def _ending_with_client(request: Request, timeout: asyncio.Timeout) -> Iterator[None]:
+    """Lets the timeout of the block end now if the client goes away: nobody needs the answer."""
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        body = memoryview(self.body)
-        if len(body) <= _PIECE:
-            await super().__call__(scope, receive, send)
-            return
-        start = {"type": "http.response.start", "status": self.status_code}
-        await send(start | {"headers": self.raw_headers})
-        for position in range(0, len(body), _PIECE):
-            piece = bytes(body[position : position + _PIECE])
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+    def end(watch: asyncio.Future) -> None:
+        with contextlib.suppress(asyncio.CancelledError, RuntimeError):  # the block has ended
+            watch.result()
+            timeout.reschedule(0)
+
+    watch = asyncio.ensure_future(request.receive())  # after the body only the end can come
+    watch.add_done_callback(end)
+    try:
+        yield
+    finally:
+        watch.cancel()
 
 
-class _Handlers:
-    """What answers the routes. Handlers raise `Refused` and errors of the index and of images."""
+def _length(request: Request) -> int | None:
+    """Returns the length of the body; None where the head does not say it."""
+    text = request.headers.get("content-length", "0")
+    is_known = text.isdecimal() and "transfer-encoding" not in request.headers
+    return int(text[:20]) if is_known else None
+
+
+def _refused(refused: Refused, request_id: str) -> Response:
+    content = {"error": refused.reason, "request_id": request_id}
+    response = JSONResponse(content, status_code=refused.status)
+    if refused.retry_after is not None:
+        response.headers["Retry-After"] = str(refused.retry_after)
+    if refused.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+@functools.lru_cache(256)
+def _split(address: str) -> urllib.parse.SplitResult:
+    """Returns the parts of an address; they are empty where it is malformed."""
+    try:
+        return urllib.parse.urlsplit(address)
+    except ValueError:
+        return urllib.parse.urlsplit("")
+
+
+class Handlers:
+    """What answers the routes, each with the options of the address and the body."""
 
     def __init__(self, service: Service):
         self._service, self._limits = service, service.settings.limits
         page = importlib.resources.files("dmljax.serve").joinpath("page.html").read_text("utf-8")
-        self._page = page.encode()
-        self._policy = _policy(page)
-        self._description = json.dumps(api.description(service.settings)).encode()
+        self._page, self._policy = page.encode(), _policy(page)
 
-    async def page(self, call: _Call) -> Response:
+    async def page(self, options: api.Request) -> Response:
         headers = {"Content-Security-Policy": self._policy, "Cache-Control": "no-cache"}
         return Response(self._page, media_type="text/html; charset=utf-8", headers=headers)
 
-    async def alive(self, call: _Call) -> api.Status:
-        return api.Status("alive")
+    async def alive(self, options: api.Request) -> dict[str, str]:
+        return {"status": "ready"}
 
-    async def ready(self, call: _Call) -> api.Status:
-        with self._service.use():
-            return api.Status("ready")
-
-    async def metrics(self, call: _Call) -> Response:
+    async def metrics(self, options: api.Request) -> Response:
         metrics = self._service.metrics
-        generation = self._service.current
-        if generation is not None and generation.index is not None:
-            with self._service.use() as generation:
-                count, version = await self._service.on_index(_state, _index(generation))
+        if self._service.index is not None:
+            count, version = await self._service.on_index(_state, self._service.index)
             metrics.items.set(count)
             metrics.version.set(version)
         return Response(metrics.text(), media_type=CONTENT_TYPE)
 
-    async def openapi(self, call: _Call) -> Response:
-        return Response(self._description, media_type="application/json")
+    async def info(self, options: api.Request) -> dict[str, Any]:
+        service, bundle, state = self._service, self._service.bundle, None
+        if service.index is not None:
+            count, version = await service.on_index(_state, service.index)
+            state = {"items": count, "version": version}
+        return {
+            "model": bundle.digest,
+            "dimension": bundle.dimension,
+            "similarity": bundle.similarity,
+            "thresholds": bundle.thresholds,
+            "false_match_rates": bundle.false_match_rates,
+            "batch_sizes": bundle.batch_sizes,
+            "input_shape": bundle.input_shape,
+            "index": state,
+            "text": bundle.has_text,
+            "add": service.settings.allow_add,
+            "delete": service.settings.allow_delete,
+        }
 
-    async def info(self, call: _Call) -> api.Info:
-        settings = self._service.settings
-        with self._service.use() as generation:
-            bundle, index = generation.bundle, generation.index
-            state = None
-            if index is not None:
-                counts = await self._service.on_index(_state, index)
-                state = api.IndexState(*counts)
-            return api.Info(
-                model=bundle.digest,
-                dimension=bundle.dimension,
-                similarity=bundle.similarity,
-                thresholds=bundle.thresholds,
-                false_match_rates=bundle.false_match_rates,
-                batch_sizes=bundle.batch_sizes,
-                input_shape=bundle.input_shape,
-                index=state,
-                text=bundle.has_text,
-                add=settings.allow_add,
-                delete=settings.allow_delete,
-            )
+    async def embed(self, options: api.Request, body: api.EmbedRequest) -> dict[str, Any]:
+        return {"embeddings": await self._embeddings(body), "model": self._service.bundle.digest}
 
-    async def embed(self, call: _Call) -> api.Embeddings:
-        with self._service.use() as generation:
-            embeddings = await self._embeddings(generation, await call.body(), call.claim)
-            return api.Embeddings(embeddings, generation.bundle.digest)
+    async def _embeddings(self, body: api.EmbedRequest | api.SearchRequest) -> Any:
+        if body.images is not None:
+            return await self._service.embed(self._limited(body.images, "images"))
+        return await self._service.embed_text(self._limited(body.texts, "texts"))
 
-    async def _embeddings(
-        self, generation: Generation, body: api.EmbedRequest | api.SearchRequest, claim: Claim
-    ) -> np.ndarray:
-        if body.texts is UNSET:
-            return await self._embed(generation, body.images, claim)
-        _limited(body.texts, "texts", self._limits.queries)
-        return await self._service.embed_text(generation, body.texts, claim)
+    async def search(self, options: api.Options, body: api.SearchRequest) -> dict[str, Any]:
+        self._index()
+        if body.ids is not None:
+            return await self._hits(body, ids=body.ids)
+        if body.vectors is not None:
+            return await self._hits(body, vectors=_checked(body.vectors, self._index()))
+        return await self._hits(body, vectors=await self._embeddings(body))
 
-    async def _embed(self, generation: Generation, images: list[bytes], claim: Claim) -> np.ndarray:
-        _limited(images, "images", self._limits.images)
-        return await self._service.embed(generation, images, claim)
-
-    async def search(self, call: _Call) -> api.Results:
-        with self._service.use() as generation:
-            index = _index(generation)
-            body = await call.body()
-            if body.ids is not UNSET:
-                return await self._hits(generation, body, call, ids=body.ids)
-            if body.vectors is UNSET:
-                vectors = await self._embeddings(generation, body, call.claim)
-            else:
-                most = self._limits.queries
-                vectors = formats.vectors_of(body.vectors, index.dimension, most=most)
-            return await self._hits(generation, body, call, vectors=vectors)
-
-    async def search_stored(self, call: _Call) -> api.Results:
-        with self._service.use() as generation:
-            return await self._hits(generation, call.options, call, ids=call.options.id)
+    async def search_stored(self, options: api.StoredSearch) -> dict[str, Any]:
+        return await self._hits(options, ids=options.id)
 
     async def _hits(
-        self,
-        generation: Generation,
-        options: api.Options,
-        call: _Call,
-        *,
-        vectors: np.ndarray | None = None,
-        ids: Sequence[str] = (),
-    ) -> api.Results:
-        index = _index(generation)
-        _limited(ids, "ids", self._limits.queries)
-        names = api.Options.__struct_fields__
-        arguments = {x: getattr(options, x) for x in names if getattr(options, x) is not UNSET}
-        arguments = {"k": inputs.DEFAULT_K, "allow_fewer": "k" not in arguments} | arguments
-        threshold = _threshold(arguments.get("threshold"), generation.bundle.thresholds)
-        arguments["threshold"] = threshold
-        start = time.perf_counter()
-
-        pictures, size = generation.pictures, call.size
-        count = len(ids) if vectors is None else len(vectors)
-        k = arguments["k"]
-        if isinstance(k, int) and 0 < k <= inputs.LARGEST_K:  # else the index refuses it
-            size.count_hits(count * k)
-
-        def search() -> tuple[list[api.Result], int]:
-            with contextlib.nullcontext():
-                if vectors is None:
-                    results = index.search_ids(ids, **arguments)
-                else:
-                    results = index.search(vectors, **arguments)
-            answers = [
-                [api.Hit(x.id, float(x.similarity), x.metadata, x.id in pictures) for x in hits]
-                for hits in results
-            ]
-            return [api.Result(bool(hits), hits) for hits in answers], index.version
-
-        results, version = await self._service.on_index(
-            search, client=call.claim.client, work=count
-        )
-        self._service.metrics.search_seconds.observe(time.perf_counter() - start)
-        return api.Results(results, threshold, generation.bundle.digest, version, k)
-
-    async def items(self, call: _Call) -> api.Items:
-        options = call.options
-        with self._service.use() as generation:
-            index = _index(generation)
-            size = call.size
-            if options.id is not UNSET:
-                count = len(_limited(options.id, "ids", self._limits.items))
-            elif 1 <= (count := options.limit) <= _MOST_LISTED:
-                pass
-            else:
-                raise Refused(422, f"limit={count}: choose 1 to {_MOST_LISTED}")
-            size.count_hits(count)
-            if options.vectors:
-                size.count_text(count * index.dimension * _DIGITS)
-
-            def read() -> list[Any]:
-                if options.id is UNSET:
-                    return _some(index, count, options.seed, size)
-                with contextlib.nullcontext():
-                    return index.get(options.id)
-
-            items = await self._service.on_index(read, client=call.claim.client)
-            return api.Items(
-                [
-                    api.Item(
-                        item.id,
-                        item.metadata,
-                        item.id in generation.pictures,
-                        item.vector if options.vectors else UNSET,
-                    )
-                    for item in items
-                ]
+        self, options: api.Options, *, vectors: Any = None, ids: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        index, pictures, bundle = self._index(), self._service.pictures, self._service.bundle
+        count = len(self._limited(ids if vectors is None else vectors, "queries"))
+        k = inputs.DEFAULT_K if options.k is None else options.k
+        if count * k > self._limits.hits:
+            raise Refused(
+                413, f"k={k} for {count} queries: the limit is {self._limits.hits:,} hits in all"
             )
+        allow_fewer = options.k is None if options.allow_fewer is None else options.allow_fewer
+        threshold = _threshold(options.threshold, bundle.thresholds)
 
-    async def add(self, call: _Call) -> api.Added:
+        def search() -> dict[str, Any]:
+            arguments = {"where": options.where, "threshold": threshold, "allow_fewer": allow_fewer}
+            if vectors is None:
+                results = index.search_ids(ids, k, **arguments)
+            else:
+                results = index.search(vectors, k, **arguments)
+            answers = [[_shown(hit, pictures) for hit in hits] for hits in results]
+            return {
+                "results": [{"match": bool(hits), "hits": hits} for hits in answers],
+                "threshold": threshold,
+                "model": bundle.digest,
+                "version": index.version,
+                "k": k,
+            }
+
+        start = time.perf_counter()
+        results = await self._service.on_index(search)
+        self._service.metrics.search_seconds.observe(time.perf_counter() - start)
+        return results
+
+    async def items(self, options: api.ItemsRequest) -> dict[str, Any]:
+        index, pictures = self._index(), self._service.pictures
+        if options.id is None:
+            call = functools.partial(_random_items, index, options.limit, options.seed)
+        else:
+            call = functools.partial(index.get, self._limited(options.id, "ids"))
+        items = [_shown(item, pictures) for item in await self._service.on_index(call)]
+        if not options.vectors:
+            items = [{k: v for k, v in item.items() if k != "vector"} for item in items]
+        return {"items": items}
+
+    async def add(self, options: api.Request, body: api.AddRequest) -> dict[str, int]:
         if not self._service.settings.allow_add:
             raise Refused(403, "adding is off: the service is started without --allow-add")
-        with self._service.use() as generation:
-            index = _index(generation)
-            body = await call.body()
-            items = _limited(body.items, "items", self._limits.items)
-            images = [item.image for item in items if item.image is not UNSET]
-            embedded = iter(await self._embed(generation, images, call.claim) if images else ())
-            vectors = [
-                next(embedded)
-                if item.vector is UNSET
-                else formats.vectors_of(
-                    item.vector if isinstance(item.vector, bytes) else [item.vector],
-                    index.dimension,
-                    most=1,
-                )[0]
-                for item in items
-            ]
-            arrays = np.stack([np.asarray(vector, np.float64) for vector in vectors])
+        index, items = self._index(), self._limited(body.items, "items")
+        images = [item.image for item in items if item.image is not None]
+        embedded = iter(await self._service.embed(images) if images else ())
+        vectors = [next(embedded) if x.vector is None else x.vector for x in items]
+        _checked(vectors, index)
+
+        def add() -> dict[str, int]:
             ids, metadata = [item.id for item in items], [item.metadata for item in items]
+            index.add(ids, np.asarray(vectors), metadata, replace=body.replace)
+            return {"added": len(ids), "version": index.version}
 
-            def add() -> int:
-                index.add(ids, arrays, metadata, replace=body.replace)
-                return index.version
+        return await self._service.on_index(add)
 
-            return api.Added(len(ids), await self._service.on_index(add, client=call.claim.client))
-
-    async def delete(self, call: _Call) -> api.Deleted:
+    async def delete(self, options: api.IdsRequest) -> dict[str, int]:
         if not self._service.settings.allow_delete:
             raise Refused(403, "deleting is off: the service is started without --allow-delete")
-        with self._service.use() as generation:
-            index = _index(generation)
-            ids = _limited(call.options.id, "ids", self._limits.items)
+        index, ids = self._index(), self._limited(options.id, "ids")
 
-            def delete() -> int:
-                index.delete(ids)
-                return index.version
+        def delete() -> dict[str, int]:
+            index.delete(ids)
+            return {"deleted": len(ids), "version": index.version}
 
-            return api.Deleted(
-                len(ids), await self._service.on_index(delete, client=call.claim.client)
-            )
+        return await self._service.on_index(delete)
 
-    async def picture(self, call: _Call) -> Response:
-        name, data = call.options.id[0], None
-        with self._service.use() as generation:
-            # Files of the folder that belong to no item, such as a deleted one, are not shown.
-            if name in generation.pictures and await self._service.on_index(
-                _index(generation).contains, [name]
-            ) == [True]:
-                data = await self._service.picture(generation, name, call.claim)
+    async def picture(self, options: api.IdsRequest) -> Response:
+        index, name, data = self._index(), options.id[0], None
+        # Files of the folder that belong to no item, such as a deleted one, are not shown.
+        is_listed = name in self._service.pictures
+        if is_listed and await self._service.on_index(index.contains, [name]) == [True]:
+            data = await self._service.picture(name)
         if data is None:
-            raise Refused(404, "there is no picture of this item")
+            raise Refused(404, "this item has no picture")
         headers = {
             "Content-Disposition": "inline",
             "Cache-Control": "private, max-age=300",
@@ -399,94 +387,64 @@ class _Handlers:
         }
         return Response(data, media_type="image/jpeg", headers=headers)
 
+    def _index(self) -> Index:
+        if self._service.index is None:
+            raise Refused(404, "the service has no index: start it with --index")
+        return self._service.index
+
+    def _limited(self, values: Any, name: str) -> Any:
+        if len(values) > (most := self._limits.entries):
+            raise Refused(413, f"there are {len(values)} {name}: the limit is {most}")
+        return values
+
 
 def _policy(page: str) -> str:
-    """The policy of the page: its own script and style, and nothing of other hosts."""
-
-    def digest(tag: str) -> str:
-        match = re.search(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-        assert match is not None
-        return base64.b64encode(hashlib.sha256(match.group(1).encode()).digest()).decode()
-
+    """Returns the policy of the page: its own script and style, and nothing of other hosts."""
+    parts = [re.search(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL) for tag in ("script", "style")]
+    hashes = [hashlib.sha256(part[1].encode()).digest() for part in parts if part]
+    script, style = (base64.b64encode(x).decode() for x in hashes)
     return (
         "default-src 'self'; img-src 'self' blob: data:; "
-        f"script-src 'sha256-{digest('script')}'; style-src 'sha256-{digest('style')}'; "
+        f"script-src 'sha256-{script}'; style-src 'sha256-{style}'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
     )
 
 
-def _index(generation: Generation) -> Index:
-    if generation.index is None:
-        raise Refused(404, "the service has no index: it only embeds")
-    return generation.index
+def _checked(vectors: Sequence[Sequence[float]], index: Index) -> Sequence[Sequence[float]]:
+    """Returns the vectors, which all have the dimension of the index."""
+    if wrong := [len(row) for row in vectors if len(row) != index.dimension]:
+        raise Refused(422, f"a vector has {wrong[0]} numbers, not {index.dimension}")
+    return vectors
 
 
 def _state(index: Index) -> tuple[int, int]:
     return index.count(), index.version
 
 
-class _Size:
-    """The size of an answer, while it is found out; the memory for it is taken from a claim."""
-
-    def __init__(self, claim: Claim, most: int):
-        self._claim, self._most, self.bytes = claim, most, 0
-
-    def count_hits(self, count: int) -> None:
-        self._count(_BYTES_OF_HIT * count, _OBJECTS_OF_HIT * count)
-
-    def count_text(self, count: int) -> None:
-        self._count(count, _OBJECTS * count)
-
-    def _count(self, of_answer: int, of_memory: int) -> None:
-        self.bytes += of_answer
-        if self.bytes > self._most:
-            raise Refused(
-                413,
-                f"the answer would be larger than the limit of {self._most:,} bytes: ask for "
-                "fewer items, or in several requests",
-            )
-        self._claim.take(of_memory)
+def _shown(item: Any, pictures: Pictures) -> dict[str, Any]:
+    """Returns an item or a hit as it is answered."""
+    return item._asdict() | {"picture": item.id in pictures}
 
 
-def _some(index: Index, limit: int, seed: int, size: _Size) -> list[Any]:
-    """Items chosen at random: exactly where there are few, else those near random vectors."""
+def _random_items(index: Index, limit: int, seed: int) -> list[Any]:
+    """Returns random items; of many, those near random vectors with the statistics of some."""
     rng = np.random.default_rng(seed)
-    count = index.count()
-    if not count:
-        return []
-    if count <= _SCANNED:
-        chosen = {int(row): i for i, row in enumerate(rng.permutation(count)[:limit])}
-        items: dict[int, Any] = {}
-        rows = itertools.chain.from_iterable(index.scan(_BATCH))
-        for row, item in enumerate(rows):
-            if row in chosen:
-                size.count_text(len(item.id) + len(json.dumps(item.metadata)))
-                items[chosen[row]] = item
-        return [items[i] for i in sorted(items)]
-    vectors = rng.normal(size=(limit, index.dimension))
+    items = next(index.scan(_SCANNED), [])
+    if len(items) < _SCANNED:  # these are all
+        return [items[i] for i in rng.permutation(len(items))[:limit]]
+    first = np.stack([item.vector for item in items])
+    vectors = first.mean(axis=0) + first.std(axis=0) * rng.normal(size=(limit, index.dimension))
     if index.similarity == "cosine":
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    else:  # random vectors with the mean and the deviation of the first items
-        first = np.stack([item.vector for item in next(iter(index.scan(_SCANNED)))])
-        vectors = first.mean(axis=0) + first.std(axis=0) * vectors
-    with contextlib.nullcontext():
-        hits = index.search(vectors, 1, allow_fewer=True)
+    hits = index.search(vectors, 1, allow_fewer=True)
     return index.get(list(dict.fromkeys(hit.id for row in hits for hit in row)))
 
 
-def _limited(values: Sequence[_T], name: str, most: int) -> Sequence[_T]:
-    if len(values) > most:
-        raise Refused(413, f"there are {len(values)} {name}: the limit is {most}")
-    return values
-
-
 def _threshold(value: Any, thresholds: Mapping[str, float]) -> Any:
-    """A similarity: `value`, or the similarity of the threshold `value`. The index checks it."""
-    if isinstance(value, str):
-        if value not in thresholds:
-            raise InvalidInput(
-                f"threshold {ascii(value)[:60]} is neither a similarity nor one of the bundle"
-                f"{hint(value[:60], thresholds) if thresholds else NO_THRESHOLDS}"
-            )
-        return thresholds[value]
-    return value
+    """Returns `value`, or the similarity of the threshold that it names."""
+    if not isinstance(value, str) or value in thresholds:
+        return thresholds[value] if isinstance(value, str) else value
+    raise InvalidInput(
+        f"threshold {ascii(value)[:60]} is neither a similarity nor one of the bundle"
+        f"{hint(value[:60], thresholds) if thresholds else NO_THRESHOLDS}"
+    )

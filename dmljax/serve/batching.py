@@ -1,8 +1,8 @@
-"""Images of many requests in one batch of the net.
+"""Micro-batches: images of many requests in one batch of the net.
 
-Requests put decoded images into a queue, from which each client gets the same share. A task takes
-waiting images, up to the largest batch, and one thread runs the net. While it runs, the next batch
-gathers by itself, so batches grow with the load and a single client does not wait.
+Requests put decoded images into a queue. A task takes waiting images, up to the largest batch, and
+one thread runs the net. While it runs, the next batch gathers by itself, so batches grow with the
+load, and a single client does not wait.
 """
 
 import asyncio
@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dmljax.serve.queues import FairQueue
-
 
 class _Waiting(NamedTuple):
     image: np.ndarray
@@ -23,18 +21,17 @@ class _Waiting(NamedTuple):
 
 
 def batch_length(waiting: int, seconds: Mapping[int, float]) -> int:
-    """The number of `waiting` images that gives the most embeddings a second as one batch.
+    """Returns how many of the `waiting` images to take, for the most embeddings a second.
 
-    `seconds` says how long the net takes for each size; a batch is filled up to the next size. Of
-    17 images, 16 may be quicker than 17 filled up to 64.
+    `seconds` is the time of the net for each batch size; a batch is padded to the next size. Of 17
+    images, 16 may be quicker than 17 padded to 64.
     """
     sizes = sorted(seconds)
     lengths = [size for size in sizes if size <= waiting]
+    cost = dict(seconds)
     if larger := [size for size in sizes if size >= waiting]:
         lengths.append(waiting)
-        cost = {waiting: seconds[larger[0]]} | {size: seconds[size] for size in sizes}
-    else:
-        cost = dict(seconds)
+        cost[waiting] = seconds[larger[0]]
     return max(lengths, key=lambda length: (length / max(cost[length], 1e-9), length))
 
 
@@ -42,11 +39,11 @@ class Batcher:
     """Embeds images in batches; `run` is its task.
 
     Args:
-        embed_fn: embeddings [n d] of prepared images [n h w c], called in the `executor`.
-        seconds: how long it takes for each of its sizes.
+        embed_fn: returns embeddings [n d] of prepared images [n h w c]; runs in the `executor`.
+        seconds: the time of `embed_fn` for each batch size.
         executor: one thread.
-        wait: seconds that a batch waits for images that were announced and are still decoded.
-        measure_fn: gets the length of each batch, the longest wait and the time of the net.
+        wait: seconds that a batch waits for images that are still being decoded.
+        measure_fn: gets the length of each batch, its longest wait and the time of the net.
     """
 
     def __init__(
@@ -60,24 +57,20 @@ class Batcher:
     ):
         self._embed_fn, self._seconds, self._executor = embed_fn, dict(seconds), executor
         self._largest, self._wait, self._measure_fn = max(seconds), wait, measure_fn
-        self._queue: FairQueue[_Waiting] = FairQueue()
+        self._queue: list[_Waiting] = []
         self._arrival = asyncio.Event()
         self.announced = 0  # images that are being decoded
 
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    async def embed(self, images: Sequence[np.ndarray], *, client: str = "") -> np.ndarray:
-        """Embeddings [n d] of prepared images of a client."""
+    async def embed(self, images: Sequence[np.ndarray]) -> np.ndarray:
+        """Returns embeddings [n d] of prepared images."""
         loop, now = asyncio.get_running_loop(), time.perf_counter()
         results = [loop.create_future() for _ in images]
-        for image, result in zip(images, results, strict=True):
-            self._queue.put(client, _Waiting(image, result, now))
+        self._queue += [_Waiting(x, r, now) for x, r in zip(images, results, strict=True)]
         self._arrival.set()
         try:
             return np.stack([await result for result in results])
         finally:
-            for result in results:  # a client that is gone leaves its images out of the batch
+            for result in results:  # the images of a request that ended leave the queue
                 result.cancel()
 
     async def run(self) -> None:
@@ -104,12 +97,10 @@ class Batcher:
                 return
 
     def _take(self) -> list[_Waiting]:
-        self._queue.discard(lambda waiting: waiting.result.done())
-        if not self._queue:
-            return []
-        length = batch_length(len(self._queue), self._seconds)
-        taken = (self._queue.take() for _ in range(length))
-        return [waiting for waiting in taken if waiting is not None]
+        waiting = [x for x in self._queue if not x.result.done()]
+        length = batch_length(len(waiting), self._seconds) if waiting else 0
+        self._queue = waiting[length:]
+        return waiting[:length]
 
     async def _embed(self, batch: list[_Waiting]) -> None:
         start = time.perf_counter()

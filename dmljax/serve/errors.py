@@ -1,21 +1,11 @@
-"""The refusal of a request: a status and one line."""
+"""Refusals of requests: a status and one line."""
 
 import logging
 
 from dmljax.bundle.errors import BadImage
-from dmljax.index import (
-    Damaged,
-    DuplicateId,
-    InvalidInput,
-    Locked,
-    OtherModel,
-    Superseded,
-    Unavailable,
-    UnknownId,
-)
+from dmljax.index import DuplicateId, InvalidInput, OtherModel, Superseded, UnknownId
 
 _log = logging.getLogger("dmljax.serve")
-_UNAVAILABLE = (Damaged, Locked, OtherModel, Superseded, Unavailable)
 
 
 class Refused(Exception):
@@ -27,21 +17,22 @@ class Refused(Exception):
 
 
 def refusal(error: Exception, *, place: str, request_id: str) -> Refused:
-    """The answer to a request that raised `error`; `place` of the index is not repeated in it.
+    """Returns the answer to a request that raised `error`, without the `place` of the index.
 
-    Errors that the client cannot correct are logged with all that is known, and answered without.
+    Errors that the client cannot correct are logged in full, and answered without details.
     """
-    if isinstance(error, Refused):
-        return error
-    if isinstance(error, BadImage):
-        return Refused(error.status, str(error))
-    if isinstance(error, InvalidInput):
-        status = {UnknownId: 404, DuplicateId: 409}.get(type(error), 422)
-        return Refused(status, str(error).replace(place, "the index"))
-    if isinstance(error, TimeoutError):
-        return Refused(504, "the request took too long", retry_after=1)
-    if isinstance(error, _UNAVAILABLE):
-        _log.error("%s: %s", request_id, error)
-        return Refused(503, "the index is not available at present", retry_after=5)
+    match error:
+        case Refused():
+            return error
+        case BadImage():
+            return Refused(error.status, str(error))
+        case InvalidInput():
+            status = {UnknownId: 404, DuplicateId: 409}.get(type(error), 422)
+            return Refused(status, str(error).replace(place, "the index"))
+        case TimeoutError():
+            return Refused(504, "the request took too long", retry_after=1)
+        case OSError() | OtherModel() | Superseded():
+            _log.error("%s: %s", request_id, error)
+            return Refused(503, "the index is not available at present", retry_after=5)
     _log.error("%s: %s", request_id, error, exc_info=error)
     return Refused(500, f"internal error; the log of the service has it under {request_id}")

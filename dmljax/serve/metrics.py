@@ -1,4 +1,4 @@
-"""Figures of the service in the text format of Prometheus. Labels have fixed sets of values."""
+"""Metrics of the service in the text format of Prometheus. Labels have fixed sets of values."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 
@@ -12,41 +12,40 @@ class Metrics:
     """The counters, histograms and gauges, in a registry of their own."""
 
     def __init__(self):
-        self.registry = registry = CollectorRegistry()
+        self._registry = registry = CollectorRegistry()
 
         def histogram(name: str, text: str, labels: tuple[str, ...] = (), buckets=_SECONDS):
             return Histogram(f"dmljax_{name}", text, labels, buckets=buckets, registry=registry)
 
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()):
+            return Counter(f"dmljax_{name}", text, labels, registry=registry)
+
         def gauge(name: str, text: str):
             return Gauge(f"dmljax_{name}", text, registry=registry)
 
-        labels = ("route", "method", "status")
-        self.requests = Counter("dmljax_requests", "Requests", labels, registry=registry)
-        self.reloads = Counter(
-            "dmljax_reloads", "New bundles and indexes taken over", ("result",), registry=registry
-        )
-        for result in ("ok", "failed"):
-            self.reloads.labels(result)
-        self.decoder_restarts = Counter(
-            "dmljax_decoder_restarts", "Decoding processes that were replaced", registry=registry
-        )
-        self.request_seconds = histogram("request_seconds", "Time of requests", ("route",))
-        self.decode_seconds = histogram("decode_seconds", "Time to decode an image")
-        self.queue_seconds = histogram("queue_seconds", "Longest wait for the net in a batch")
-        self.net_seconds = histogram("net_seconds", "Time of the net for a batch")
+        self._requests = counter("requests", "Requests", ("route", "method", "status"))
+        self._request_seconds = histogram("request_seconds", "Time of a request", ("route",))
+        self.decoder_restarts = counter("decoder_restarts", "Replaced workers that decode images")
+        self.decode_seconds = histogram("decode_seconds", "Time to decode the images of a request")
+        self._queue_seconds = histogram("queue_seconds", "Longest wait for the net in a batch")
+        self._net_seconds = histogram("net_seconds", "Time of the net for a batch")
         self.search_seconds = histogram("search_seconds", "Time of a search of the index")
-        self.batch_images = histogram("batch_images", "Images in a batch", (), _SIZES)
-        self.running = gauge("running_requests", "Requests that are being answered")
-        self.waiting_images = gauge("waiting_images", "Images and texts that wait for the net")
-        self.ready = gauge("ready", "1 when requests are answered")
+        self._batch_images = histogram("batch_images", "Images in a batch", (), _SIZES)
+        self.running = gauge("running_requests", "Requests in flight")
         self.items = gauge("index_items", "Items in the index")
         self.version = gauge("index_version", "Changes of the index since its creation")
-        self.opened = gauge("index_opened_timestamp_seconds", "When the index was opened")
+
+    def request(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Counts a request that was answered."""
+        self._requests.labels(route, method, str(status)).inc()
+        self._request_seconds.labels(route).observe(seconds)
 
     def batch(self, length: int, queued: float, net: float) -> None:
-        self.batch_images.observe(length)
-        self.queue_seconds.observe(queued)
-        self.net_seconds.observe(net)
+        """Counts a batch of the net."""
+        self._batch_images.observe(length)
+        self._queue_seconds.observe(queued)
+        self._net_seconds.observe(net)
 
     def text(self) -> bytes:
-        return exposition.generate_latest(self.registry)
+        """Returns all metrics as text."""
+        return exposition.generate_latest(self._registry)

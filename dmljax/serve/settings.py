@@ -1,81 +1,63 @@
-"""The settings of a service, and the checks without which it does not start."""
+"""The settings and limits of a service, and the checks without which it does not start.
+
+`dmljax serve` makes one flag of every field, with the default and the help that are written here.
+"""
 
 import dataclasses
 import ipaddress
+import math
 import os
 import pathlib
-import re
+from typing import Any
 
 _SHORTEST_TOKEN = 16
-_HEADER = re.compile(r"[A-Za-z0-9-]+")
+
+
+def _field(default: Any, text: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text})
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Limits on the size, the time and the number of requests."""
+    """Limits on one request, on its answer, and on the requests in flight."""
 
-    image_bytes: int = 32 << 20
-    body_bytes: int = 64 << 20
-    answer_bytes: int = 64 << 20
-    values: int = 1 << 21  # in a body of JSON or msgpack: numbers, texts, lists, keys, ...
-    memory_bytes: int = 3 << 29  # of bodies, values, images and answers of all requests together
-    images: int = 64  # of one request
-    items: int = 1000  # of one request that adds or deletes
-    queries: int = 256  # vectors, ids or texts of one search
-    multipart_fields: int = 16
-    waiting_images: int = 512  # images and texts that are decoded or embedded at a time
-    decode_seconds: float = 10.0  # of one image
-    decode_bytes: int = 1 << 30  # memory to decode one image, and all at a time
-    connections: int = 1000
-    requests: int = 800  # at a time
-    body_seconds: float = 20.0  # to receive the head, and to receive the body
-    write_seconds: float = 20.0  # for a client to take an answer
-    request_seconds: float = 60.0
-    idle_seconds: int = 10  # of a connection that is kept alive
-    drain_seconds: int = 25  # after SIGTERM
+    body_bytes: int = _field(32 << 20, "bytes of a request body; a larger one gets 413")
+    pixels: int = _field(25_000_000, "pixels of an image; a larger one gets 413")
+    entries: int = _field(128, "images, texts, vectors, ids or items of a request; more get 413")
+    hits: int = _field(2000, "hits in an answer: k times the number of queries; more get 413")
+    seconds: float = _field(20.0, "time to answer a request, and to drain after SIGTERM")
+    requests: int = _field(64, "requests in flight; further ones get 503 and may try again")
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """A service.
-
-    `images` is the folder of the pictures of stored items; by default the ones from which the
-    index was made, where the index knows them.
-    """
+    """A service: what it serves, where, and what its clients may do."""
 
     bundle: str
-    index: str | None = None
-    images: str | None = None
-    host: str = "127.0.0.1"
-    port: int = 8000
-    token_file: str | None = None
-    allow_add: bool = False
-    allow_delete: bool = False
-    program: str = "stablehlo"
-    batch_sizes: tuple[int, ...] | None = None
-    decoders: int | None = None  # processes that decode; None: `workers.default_count`
-    client_header: str | None = None  # in which a proxy puts the address of the client
-    batch_wait: float = 0.002  # seconds that an image waits for others that are being decoded
-    watch_seconds: float = 2.0  # between looks at the bundle and the index
-    log_requests: bool = True
+    index: str | None = _field(None, "index to search: a folder or postgresql://...")
+    images: str | None = _field(
+        None, "folder with the pictures of stored items; by default the folder that was indexed"
+    )
+    host: str = _field("127.0.0.1", "address to listen on")
+    port: int = _field(8000, "port to listen on; 0 takes a free one")
+    token_file: str | None = _field(None, "file with one token a line; clients must send one")
+    allow_add: bool = _field(False, "let clients add items")
+    allow_delete: bool = _field(False, "let clients delete items")
+    program: str = _field("stablehlo", "program of the bundle: stablehlo or onnx")
+    decoders: int = _field(0, "worker processes that decode images; 0 takes one per core")
+    quiet: bool = _field(False, "do not log requests")
     limits: Limits = Limits()
 
     def check(self) -> None:
-        """Raises for settings that would be unsafe or impossible."""
+        """Raises `ValueError` for settings that are unsafe or impossible."""
         if not 0 <= self.port < 65536:
             raise ValueError(f"--port={self.port} must lie between 0 and 65535")
-        if self.decoders is not None and not 1 <= self.decoders <= 256:
-            raise ValueError(f"--decoders={self.decoders} must lie between 1 and 256")
-        if self.client_header is not None and not _HEADER.fullmatch(self.client_header):
-            raise ValueError(
-                f"--client-header={self.client_header} is no name of a header, such as X-Real-IP"
-            )
-        limits = self.limits
-        if limits.memory_bytes < (least := limits.decode_bytes * 3 // 2):
-            raise ValueError(
-                f"--max-memory-bytes={limits.memory_bytes} must be {least} or more: one and a half "
-                f"times --max-decode-bytes={limits.decode_bytes}"
-            )
+        if not 0 <= self.decoders <= 256:
+            raise ValueError(f"--decoders={self.decoders} must lie between 0 and 256")
+        for name, value in dataclasses.asdict(self.limits).items():
+            if not 0 < value < math.inf:
+                flag = f"--max-{name.replace('_', '-')}"
+                raise ValueError(f"{flag}={value} must be larger than 0, and finite")
         if self.token_file is None:
             if not is_loopback(self.host):
                 raise ValueError(
@@ -83,14 +65,13 @@ class Settings:
                     "--token-file=FILE (or leave --host at 127.0.0.1)"
                 )
             if self.allow_add or self.allow_delete:
-                flag = "--allow-add" if self.allow_add else "--allow-delete"
-                raise ValueError(f"{flag} needs --token-file=FILE, which says who may change")
+                raise ValueError("--allow-add and --allow-delete need --token-file=FILE")
         if self.index is None and (self.allow_add or self.allow_delete or self.images):
             raise ValueError("--images, --allow-add and --allow-delete need --index")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to `host`."""
+    """Returns whether only this machine can connect to `host`."""
     if host == "localhost":
         return True
     try:
@@ -100,22 +81,22 @@ def is_loopback(host: str) -> bool:
 
 
 def read_tokens(path: str | os.PathLike | None) -> tuple[bytes, ...]:
-    """The tokens of a file, one a line; none without a file."""
+    """Reads the tokens in a file, one per line; without a file there are none."""
     if path is None:
         return ()
     try:
-        lines = pathlib.Path(path).read_text(encoding="utf-8").split("\n")
+        text = pathlib.Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise OSError(f"--token-file={path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise ValueError(f"--token-file={path} is not text: write one token a line") from None
-    tokens = [line.strip() for line in lines if line.strip()]
-    if not tokens:
-        raise ValueError(f"--token-file={path} is empty: write a token, such as 32 random letters")
-    for token in tokens:
-        if len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable():
-            raise ValueError(
-                f"--token-file={path}: a token has {_SHORTEST_TOKEN} or more printable characters "
-                "of ASCII; one line is one token"
-            )
+        text = "\0"
+    tokens = [line.strip() for line in text.split("\n") if line.strip()]
+    if not tokens or any(
+        len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable()
+        for token in tokens
+    ):
+        raise ValueError(
+            f"--token-file={path} must have a token in each line, of {_SHORTEST_TOKEN} or more "
+            "printable ASCII characters"
+        )
     return tuple(token.encode() for token in tokens)

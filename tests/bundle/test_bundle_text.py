@@ -1,7 +1,6 @@
 """Bundles that embed words: from the file of a tiny CLIP to searches by text."""
 
 import argparse
-import asyncio
 import functools
 import json
 import shutil
@@ -23,10 +22,6 @@ from dmljax.config import registry
 from dmljax.nets import text as towers
 from dmljax.nets.transformer import quick_gelu
 from dmljax.nets.vit import ViT
-from dmljax.serve import generation
-from dmljax.serve.budget import Claim
-from dmljax.serve.errors import Refused
-from dmljax.serve.settings import Limits, Settings
 from dmljax.weights import PUBLISHED
 from dmljax.weights import text as weights_text
 
@@ -182,24 +177,6 @@ def test_the_index_is_searched_by_words(made, tmp_path, capsys):
             assert answer.status == 422 and "the text" in answer.json["error"]
         answer = server.request("POST", "/search", {"texts": ["x"] * 10_000})
         assert answer.status == 413
-
-
-def test_too_many_waiting_texts_are_refused(made):
-    limits = Limits(waiting_images=3)
-    service = generation.Service(Settings(bundle=str(made[0]), limits=limits))
-    arguments = service._first, WORDS[:2], Claim(service.budget, "a client")
-
-    async def ask():
-        try:
-            calls = (service.embed_text(*arguments) for _ in range(2))
-            answers = await asyncio.gather(*calls, return_exceptions=True)
-            return *answers, await service.embed_text(*arguments)
-        finally:
-            await service.stop()
-
-    first, refused, last = asyncio.run(ask())
-    assert (first == last).all() and first.shape[0] == 2
-    assert isinstance(refused, Refused) and refused.status == 503
 
 
 def _search(*words):

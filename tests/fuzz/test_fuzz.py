@@ -1,6 +1,6 @@
 """Damaged files are read or refused in one line, without a crash: see `readers.py`.
 
-Requests over HTTP have their own test, `test_mutated_requests_are_answered_in_one_line` of
+Requests over HTTP have their own test, `test_damaged_requests_are_answered_in_one_line` of
 `tests/serve/test_service.py`.
 """
 

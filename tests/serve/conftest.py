@@ -11,7 +11,7 @@ def bundle_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def distance_bundle(tmp_path_factory):
-    """A bundle whose embeddings are no unit vectors: they are compared by their distance."""
+    """A bundle whose embeddings are not unit vectors: they are compared by their distance."""
     method = {"name": "pairs", "dim": 2, "unit": False}
     return exported(tmp_path_factory.mktemp("serve_distance"), method=method)
 
@@ -32,8 +32,7 @@ def index_folder(bundle_folder, tmp_path_factory):
 @pytest.fixture(scope="session")
 def server(bundle_folder, index_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("serve")
-    words = (f"--index={index_folder}", "--body-seconds=2", "--write-seconds=2")
-    with served(folder, bundle_folder, *words) as running:
+    with served(folder, bundle_folder, f"--index={index_folder}") as running:
         yield running
 
 

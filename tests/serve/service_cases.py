@@ -1,4 +1,4 @@
-"""A tiny bundle, an index of pictures, and the service as a process of its own."""
+"""A tiny bundle, an index of pictures, and the service as a process, also behind nginx."""
 
 import contextlib
 import http.client
@@ -6,6 +6,7 @@ import io
 import json
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +23,9 @@ from dmljax import index as indexes
 from dmljax.bundle import exporting
 from dmljax.index.sources import Sources
 from dmljax.runs import training
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import siege
 
 TOKEN = "a-token-of-many-letters"
 VARIABLES = {"JAX_NUM_CPU_DEVICES": "1", "JAX_NUMPY_RANK_PROMOTION": None}
@@ -105,8 +109,8 @@ def environment():
 
 
 @contextlib.contextmanager
-def served(folder: pathlib.Path, *words, ready=True):
-    """The service with a free port, when it is ready."""
+def served(folder: pathlib.Path, *words):
+    """Starts the service at a free port, and yields it when it is ready."""
     log = folder / f"log-{time.monotonic_ns()}.txt"
     command = [sys.executable, "-m", "dmljax.main", "serve", *map(str, words), "--port=0"]
     with log.open("w") as stream:
@@ -117,16 +121,52 @@ def served(folder: pathlib.Path, *words, ready=True):
         line = process.stdout.readline()
         match = re.search(r"http://\S+:(\d+)", line)
         assert match, log.read_text()
-        server = Server(process, int(match[1]), log)
-        end = time.monotonic() + 120
-        while ready and server.request("GET", "/readyz").status != 200:
-            assert process.poll() is None and time.monotonic() < end, log.read_text()
-            time.sleep(0.05)
-        yield server
+        yield Server(process, int(match[1]), log)
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+@contextlib.contextmanager
+def behind_nginx(folder: pathlib.Path, server: Server):
+    """Starts nginx with the configuration of `launch`, and yields the service as it shows it."""
+    port = siege.free_port()
+    process = siege.proxied(folder, service_port=server.port, port=port)
+    try:
+        for _ in range(200):
+            with contextlib.suppress(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            time.sleep(0.05)
+        yield Server(process, port, folder / "nginx.log")
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def raw(server: Server, data: bytes, *, seconds: float = 10) -> bytes:
+    """Returns what the service answers to bytes, until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=seconds) as connection:
+        connection.sendall(data)
+        answer = b""
+        while chunk := connection.recv(65536):
+            answer += chunk
+        return answer
+
+
+def metric(server: Server, name: str) -> float:
+    """Returns a value of `/metrics`; `name` includes the labels."""
+    lines = server.request("GET", "/metrics").body.decode().splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
+
+
+def until(fn, seconds: float = 60) -> None:
+    """Waits until `fn()` is true."""
+    end = time.monotonic() + seconds
+    while not fn():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
 
 
 def refused(*words):

@@ -1,7 +1,6 @@
-"""launch/serve.Dockerfile and serve.yaml: what can be checked without Docker or a cluster."""
+"""The container, the manifest and nginx of `launch`, without Docker or a cluster."""
 
 import configparser
-import dataclasses
 import json
 import re
 import shlex
@@ -13,7 +12,10 @@ from service_cases import ROOT
 
 from dmljax.commands import serve
 from dmljax.commands.parser import Parser
-from dmljax.serve.settings import Limits
+from dmljax.serve import decoding, service
+from dmljax.serve.settings import Limits, is_loopback
+
+NGINX = (ROOT / "launch" / "serve.nginx.conf").read_text()
 
 
 def _arguments(words):
@@ -54,31 +56,44 @@ def test_the_container_runs_the_command_without_a_shell_and_without_root():
     assert "postgres" in extras  # serve.yaml runs this image with an index in PostgreSQL
 
 
+def _volumes_of(pod, container):
+    """Returns the paths that a container mounts, and those of them that it can write to."""
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+    mounts = {x["mountPath"]: x.get("readOnly", False) for x in container["volumeMounts"]}
+    return list(mounts), [path for path, is_read_only in mounts.items() if not is_read_only]
+
+
 def test_the_manifest_is_consistent():
     documents = list(yaml.safe_load_all((ROOT / "launch" / "serve.yaml").read_text()))
-    deployment, service = documents
+    deployment, address = documents
     assert (deployment["apiVersion"], deployment["kind"]) == ("apps/v1", "Deployment")
-    assert (service["apiVersion"], service["kind"]) == ("v1", "Service")
+    assert (address["apiVersion"], address["kind"]) == ("v1", "Service")
     template = deployment["spec"]["template"]
     labels = template["metadata"]["labels"]
     assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    assert service["spec"]["selector"].items() <= labels.items()
+    assert address["spec"]["selector"].items() <= labels.items()
     pod = template["spec"]
-    (container,) = pod["containers"]
-    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    container, nginx = pod["containers"]
     arguments = _arguments(container["args"])
-    assert arguments.port == ports["http"] and arguments.token_file
-    assert service["spec"]["ports"][0]["targetPort"] in ports
-    pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert pod["terminationGracePeriodSeconds"] > pause + arguments.drain_seconds
+    # Only nginx reaches the service, and others reach nginx.
+    assert is_loopback(arguments.host) and arguments.token_file
+    assert f"server 127.0.0.1:{arguments.port};" in NGINX
+    (port,) = nginx["ports"]
+    assert f"listen {port['containerPort']};" in NGINX
+    assert address["spec"]["ports"][0]["targetPort"] == port["name"]
     paths = {"startupProbe": "/readyz", "readinessProbe": "/readyz", "livenessProbe": "/healthz"}
     for probe, path in paths.items():
-        assert container[probe]["httpGet"] == {"path": path, "port": "http"}
-    volumes = {volume["name"] for volume in pod["volumes"]}
-    assert {mount["name"] for mount in container["volumeMounts"]} == volumes
-    mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
+        assert container[probe]["httpGet"] == {"path": path, "port": port["containerPort"]}
+    pauses = {int(x["lifecycle"]["preStop"]["exec"]["command"][1]) for x in pod["containers"]}
+    end = arguments.max_seconds + service._CLOSE_SECONDS + 1
+    assert pod["terminationGracePeriodSeconds"] > max(pauses) + end
+    mounts, writable = _volumes_of(pod, container)
     for path in (arguments.bundle, arguments.token_file):
-        assert any(path.startswith(mount + "/") for mount in mounts)
+        assert path.startswith(tuple(f"{mount}/" for mount in mounts))
+    mounts, _ = _volumes_of(pod, nginx)
+    _, prefix, _, configuration = nginx["command"][1:]
+    assert prefix in mounts and configuration == "/etc/dmljax/serve.nginx.conf"
     # A service on the network changes nothing unless someone asks for it.
     assert not arguments.allow_add and not arguments.allow_delete
     variables = {entry["name"]: entry for entry in container["env"]}
@@ -86,13 +101,19 @@ def test_the_manifest_is_consistent():
     # What command lines say is read by everybody on a node.
     assert urllib.parse.urlsplit(arguments.index).password is None
     assert "$(" not in " ".join(container["args"])
-    cache = variables["DMLJAX_CACHE"]["value"]
-    assert cache.startswith(
-        tuple(m["mountPath"] + "/" for m in container["volumeMounts"] if not m.get("readOnly"))
-    )
-    # In MiB: the process itself, those that decode, and all requests, with room to compile.
-    needed = 300 + 64 * arguments.decoders + (arguments.max_memory_bytes >> 20)
+    assert variables["DMLJAX_CACHE"]["value"].startswith(tuple(f"{x}/" for x in writable))
+    # In MiB: the service itself and its workers, with room for requests.
+    worker = decoding._BYTES_PER_PIXEL * arguments.max_pixels + decoding._SPARE_BYTES >> 20
+    needed = 300 + arguments.decoders * worker
     assert 1.5 * needed < 1024 * int(container["resources"]["limits"]["memory"].removesuffix("Gi"))
+
+
+def test_nginx_has_the_limits_of_the_service():
+    values = dict(re.findall(r"^\s*(\w+) ([^;]+);", NGINX, re.MULTILINE))
+    assert int(values["client_max_body_size"].removesuffix("m")) << 20 == Limits().body_bytes
+    assert float(values["proxy_read_timeout"].removesuffix("s")) > Limits().seconds
+    address = re.search(r"limit_conn address (\d+);", NGINX)[1]
+    assert int(address) < Limits().requests
 
 
 @pytest.mark.parametrize("name", ["serve.yaml", "shards.gke.yaml"])
@@ -106,14 +127,3 @@ def test_the_manifests_follow_the_schemas_of_kubernetes(name):
     documents[0]["spec"]["template"]["spec"]["containers"][0]["prots"] = []
     with pytest.raises(schemas.ValidationError, match="prots"):
         schemas.validate(documents[0], version, strict=True)
-
-
-def test_the_page_on_security_lists_every_limit_with_its_flag_and_default():
-    text = (ROOT / "docs" / "security.md").read_text()
-    rows = re.findall(r"^\| `(\w+)`: .* \| (`[\w-]+`) \| (\d+)\b.* \| .* \|$", text, re.MULTILINE)
-    flags = {field: f"`--{flag.replace('_', '-')}`" for flag, (field, _) in serve._LIMITS.items()}
-    limits = dataclasses.asdict(Limits())
-    assert rows == [
-        (field, flags[field], f"{value:g}" if value < 1e5 else str(value))
-        for field, value in limits.items()
-    ]
