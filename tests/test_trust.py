@@ -314,7 +314,6 @@ def test_only_the_registry_imports_by_name():
     """And config files, which are programs of the user, are run by one function."""
     allowed = {("config/registry.py", "import_module"), ("config/registry.py", "eval")}
     allowed |= {("config/files.py", "exec"), ("config/files.py", "compile")}
-    allowed |= {("index/stores.py", "import_module")}  # of its own table of stores
     found = set()
     for path in (ROOT / "dmljax").rglob("*.py"):
         for name, argument in _imports_by_name(ast.parse(path.read_text())):

@@ -11,12 +11,12 @@ is a PostgreSQL server with pgvector. Both behave the same. Every index is bound
 the model that makes its vectors. The package imports neither jax nor flax.
 """
 
-import importlib
 import os
 from collections.abc import Hashable
 
 from dmljax.index import inputs
 from dmljax.index.base import Hit, Index, Item
+from dmljax.index.embedded import EmbeddedIndex
 from dmljax.index.errors import (
     Damaged,
     DuplicateId,
@@ -101,7 +101,9 @@ def _store(place: str | os.PathLike) -> type[Index]:
     """Returns the class that keeps an index at `place`; PostgreSQL is imported on demand."""
     scheme, separator, _ = os.fspath(place).partition("://")
     if not separator:
-        return importlib.import_module("dmljax.index.embedded").EmbeddedIndex
+        return EmbeddedIndex
     if scheme not in ("postgresql", "postgres"):
         raise ValueError(f"{scheme}:// cannot hold an index: choose a folder, or postgresql://")
-    return importlib.import_module("dmljax.index.postgres").PostgresIndex
+    from dmljax.index.postgres import PostgresIndex
+
+    return PostgresIndex
