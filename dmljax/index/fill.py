@@ -3,6 +3,7 @@
 Stored ids are skipped, and images that cannot be added are named.
 """
 
+import contextlib
 import itertools
 import os
 import sys
@@ -85,8 +86,9 @@ def add(place: str, options: Options, *, create: bool) -> int:
             return _add(store, options, None, added)
         except BaseException as error:
             # An index on a server stays if somebody else has added items meanwhile.
-            if is_new and store.count() == (0 if resumes else added["items"]):
-                store.discard()
+            with contextlib.suppress(OSError, ValueError):
+                if is_new and store.count() == (0 if resumes else added["items"]):
+                    store.discard()
             if is_new or resumes or not added["items"] or not isinstance(error, InvalidInput):
                 raise
             rows = counted(added["items"], "row")
