@@ -45,7 +45,7 @@ def score(
     embeddings: np.ndarray,
     split: Split,
     *,
-    ks: Sequence[int],
+    ks: Sequence[int] = metrics.KS,
     ranking_fns: Mapping[str, Callable] = metrics.RANKING_FNS,
     clustering_fns: Mapping[str, Callable] = metrics.CLUSTERING_FNS,
     embedding_fns: Mapping[str, Callable] = types.MappingProxyType({}),
