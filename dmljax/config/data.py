@@ -52,20 +52,15 @@ def _check_images(options: Options, splits: Splits) -> None:
     ):
         if len(images):
             continue
-        start, count = f"{name}: there are no {title} images", len(others.names)
+        count, reason = len(others.names), ""
+        advice = f"add them, in a folder {title.removesuffix('ing')}/ for a data set of folders"
         if count == 1 and others.query is None:
-            raise ValueError(
-                f"{start}, because {others.names[0]!r} is the only class: training and test need "
-                "different classes, so add a folder of images of another one"
-            )
-        if split is not None:
-            raise ValueError(
-                f"{start}, because split={split} puts all {count} classes into the {other} "
-                "split: choose another one, such as --config.dataset.split=0.5"
-            )
-        raise ValueError(
-            f"{start}: add them, in a folder {title.removesuffix('ing')}/ for a data set of folders"
-        )
+            reason = f", because {others.names[0]!r} is the only class"
+            advice = "training and test need different classes, so add a folder of another one"
+        elif split is not None:
+            reason = f", because split={split} puts all {count} classes into the {other} split"
+            advice = "choose another one, such as --config.dataset.split=0.5"
+        raise ValueError(f"{name}: there are no {title} images{reason}: {advice}")
     if reason := splits.test.missing_positives():
         raise ValueError(f"{name}: there is nothing to score in the test split: {reason}")
 
@@ -100,16 +95,13 @@ def _train_classes(fraction: float, count: int) -> int:
     """Returns how many of `count` classes are left for training."""
     # One held-out class alone would score 1 whatever the net does.
     train_classes = min(round((1 - fraction) * count), count - 2)
-    if train_classes < 2 and count >= 4:
-        raise ValueError(
-            f"held_out={fraction} leaves {counted(train_classes, 'class')} of {count} to train "
-            "on, and two are needed: hold fewer out, such as --config.held_out=0.2"
-        )
     if train_classes < 2:
+        advice = "hold fewer out, such as --config.held_out=0.2"
+        if count < 4:
+            advice = "add classes, or --config.held_out=None --config.select=last"
         raise ValueError(
-            f"held_out={fraction} needs two classes to hold out and two to train on, "
-            f"and there are {count} training classes: add classes, or train without it by "
-            "--config.held_out=None --config.select=last"
+            f"held_out={fraction} of {counted(count, 'training class')}: two classes are needed to "
+            f"hold out, and two to train on: {advice}"
         )
     return train_classes
 

@@ -96,20 +96,11 @@ def override(config: dict[str, Any], flags: Iterable[str]) -> dict[str, Any]:
         if not key.startswith("--config.") or not equals:
             raise ValueError(f"{flag} is not known; an override is --config.steps=500")
         *parents, leaf = key.removeprefix("--config.").split(".")
-        fields = config
+        fields: Any = config
         for parent in parents:
-            if isinstance(fields, list):  # 'optimizer.groups.0.factor'
-                fields = _item(fields, parent, flag)
-                continue
-            if isinstance(fields.get(parent), str):
-                fields[parent] = {"name": fields[parent]}
-            if fields.get(parent) is None or isinstance(fields[parent], bool):
-                fields[parent] = {}
-            fields = fields[parent]
-            if not isinstance(fields, dict | list):
-                raise ValueError(f"{flag}: {parent} has no fields, it is {fields!r}")
-        if isinstance(fields, list):
-            raise ValueError(f"{flag}: {parents[-1]} has no fields, it is {fields!r}")
+            fields = _section(fields, parent)
+        if not isinstance(fields, dict):
+            raise ValueError(f"{flag}: {'.'.join(parents)} has no fields")
         try:
             fields[leaf] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
@@ -117,17 +108,16 @@ def override(config: dict[str, Any], flags: Iterable[str]) -> dict[str, Any]:
     return config
 
 
-def _item(items: list[Any], number: str, flag: str) -> dict[str, Any]:
-    """Returns an item of a list of fields, such as the first group of an optimizer."""
-    if (
-        not number.isdecimal()
-        or int(number) >= len(items)
-        or not isinstance(items[int(number)], dict)
-    ):
-        raise ValueError(
-            f"{flag}: the list has no fields at {number!r}; it has {len(items)} items, from 0"
-        )
-    return items[int(number)]
+def _section(fields: Any, name: str) -> Any:
+    """Returns the fields of a field, or of an item of a list such as 'optimizer.groups.0'."""
+    if isinstance(fields, list):
+        return fields[int(name)] if name.isdecimal() and int(name) < len(fields) else None
+    if not isinstance(fields, dict):
+        return None
+    value = fields.get(name)
+    if value is None or isinstance(value, bool | str):  # a name, or a setting without fields
+        fields[name] = {"name": value} if isinstance(value, str) else {}
+    return fields[name]
 
 
 def plain(config: Any) -> Any:

@@ -146,17 +146,12 @@ def _check_loss(options: Options) -> None:
             "leave it out"
         )
     takes_proxies = "proxies" in inspect.signature(options.loss.function).parameters
-    has_proxies = method in _WITH_PROXIES
-    if takes_proxies and not has_proxies:
-        raise ValueError(
-            f"the loss {loss} compares with proxies, which the method {method} does not have: "
-            "--config.method=proxies, or another loss"
-        )
-    if has_proxies and not takes_proxies:
-        raise ValueError(
-            f"the loss {loss} takes no proxies, which the method {method} compares with: take a "
-            "loss against proxies, or another method, such as --config.method=pairs"
-        )
+    if takes_proxies == (method in _WITH_PROXIES):
+        return
+    reason = "takes no proxies, which the method {} compares with: --config.method=pairs"
+    if takes_proxies:
+        reason = "compares with proxies, which the method {} does not have: --config.method=proxies"
+    raise ValueError(f"the loss {loss} {reason.format(method)}, or another loss")
 
 
 def _loss(options: Options, mesh: Mesh | None) -> Callable:

@@ -23,22 +23,24 @@ def check_evaluation(options: EvaluationOptions, data: Data, method: Method) -> 
     inspection = method.inspect or Inspect()
     if unknown := set(options.rankings) - set(RANKINGS):
         check_known("evaluate.rankings: there is no", unknown, RANKINGS)
-    if options.knn and not set(data.train.names) & set(data.test.names):
-        raise ValueError(
-            "evaluate.knn takes the class from training images, but the test split has other "
-            "classes"
-        )
-    if "refined" in options.rankings and inspection.refine is None:
-        raise ValueError("evaluate.rankings: this method does not refine embeddings")
-    if "mean_distance" in options.rankings and inspection.parts is None:
-        raise ValueError(
-            "evaluate.rankings: 'mean_distance' needs learners, which this method does not have: "
-            "leave it out"
-        )
-    if "mean_distance" in options.rankings and data.test.groups is not None:
-        raise ValueError(
-            "evaluate.rankings: 'mean_distance' cannot leave out the groups of this data set"
-        )
+    refines, has_parts = inspection.refine is not None, inspection.parts is not None
+    is_impossible = {
+        "evaluate.knn takes the class from training images, but the test split has other classes": (
+            options.knn and not set(data.train.names) & set(data.test.names)
+        ),
+        "evaluate.rankings: this method does not refine embeddings": (
+            "refined" in options.rankings and not refines
+        ),
+        "evaluate.rankings: 'mean_distance' needs learners, which this method does not have": (
+            "mean_distance" in options.rankings and not has_parts
+        ),
+        "evaluate.rankings: 'mean_distance' cannot leave out the groups of this data set": (
+            "mean_distance" in options.rankings and data.test.groups is not None
+        ),
+    }
+    for message, is_wrong in is_impossible.items():
+        if is_wrong:
+            raise ValueError(message)
 
 
 def metrics_of(options: EvaluationOptions) -> Metrics:

@@ -129,7 +129,7 @@ def _of_folders(folder, counts, **dataset):
 @pytest.mark.parametrize(
     ("counts", "fields", "message"),
     [
-        ({"a": 3}, {}, "no training images, because 'a' is the only class: .* so add a folder"),
+        ({"a": 3}, {}, "no training images, because 'a' is the only class: .*, so add a folder"),
         (dict.fromkeys("abcd", 2), {"split": 0}, r"no training .*split=0 .* all 4 classes"),
         (dict.fromkeys("abcd", 2), {"split": 0.99}, r"no test images, .*split=0.99 .* all 4"),
         (

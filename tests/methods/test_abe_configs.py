@@ -94,7 +94,7 @@ def test_the_text_of_the_paper_ranks_by_the_mean_of_distances(tmp_path):
     assert {"mean_distance/R@8", "mean_distance/MAP@R"} <= set(scores)
     assert run.selection.score == "mean_distance/R@1"
     config["method"]["learners"] = 1
-    with pytest.raises(ValueError, match="mean_distance: this method has no learners"):
+    with pytest.raises(ValueError, match="'mean_distance' needs learners"):
         build(config)
 
 
