@@ -115,8 +115,10 @@ def _section(fields: Any, name: str) -> Any:
     if not isinstance(fields, dict):
         return None
     value = fields.get(name)
-    if value is None or isinstance(value, bool | str):  # a name, or a setting without fields
-        fields[name] = {"name": value} if isinstance(value, str) else {}
+    if isinstance(value, str):
+        fields[name] = {"name": value}
+    elif value is True or not isinstance(value, dict | list) and not value:
+        fields[name] = {}  # a setting that is off, or has its defaults
     return fields[name]
 
 
