@@ -117,7 +117,7 @@ def _section(fields: Any, name: str) -> Any:
     value = fields.get(name)
     if isinstance(value, str):
         fields[name] = {"name": value}
-    elif value is True or not isinstance(value, dict | list) and not value:
+    elif value is True or (not isinstance(value, dict | list) and not value):
         fields[name] = {}  # a setting that is off, or has its defaults
     return fields[name]
 
