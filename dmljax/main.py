@@ -32,7 +32,6 @@ VERBS = (
     "zero-shot",
     "evaluate",
     "report",
-    "watch",
     "embed",
     "export",
     "bundle",

@@ -1,14 +1,13 @@
 """The attention-based ensemble (Kim et al., ECCV 2018): tables 1 to 5 and figures 4 and 7.
 
     dmljax study run studies/abe_tables.py:table=1 --config.dataset.root=cars196 \\
-        --config.net.weights=googlenet.safetensors --workers=8
+        --config.net.weights=googlenet.safetensors
     dmljax study run studies/abe_tables.py:table=4,dataset=cub200 ...
     dmljax study run studies/abe_tables.py:table=figure7 ...
-    dmljax study sizes studies/abe_tables.py        parameters and multiply-adds, without training
 
 The paper reports the best of several evaluations on the test classes; `select=last` takes the last
 step instead. Columns `learners/R@K` are means over single learners, published for tables 1 and 2.
-`table=figure4` has the R@1 of table 1 beside the sizes of the nets, which the paper plots. Tables 1
+`table=figure4` has the R@1 of table 1, which the paper plots over the sizes of the nets. Tables 1
 to 3 and both figures are of Cars196 alone; `table=others` has the values of later papers for
 `dataset=sop` and `dataset=inshop`.
 
@@ -20,7 +19,6 @@ rank by the concatenated unit vectors, `mean_distance/R@1` by the mean of the ne
 from __future__ import annotations
 
 _FOUR = ("R@1", "R@2", "R@4", "R@8")
-_SIZES = ("parameters", "flops")
 
 
 def _values(ensemble: str, learners: str = "") -> dict[str, float]:
@@ -42,20 +40,6 @@ TABLE_1 = {
     "ABE-1(64)": ("learners=1,dim=64", "65.9 76.5 83.7 89.3", ""),
     "ABE-2(128)": ("learners=2,dim=128", "75.5 84.0 89.4 93.6", "68.6 78.8 85.7 91.3"),
     "ABE-4(256)": ("learners=4,dim=256", "81.8 88.5 92.4 95.1", "72.3 81.4 87.9 92.3"),
-}
-# Parameters in 10^7 and multiply-adds in 10^9, of table 1 and figure 4.
-_PUBLISHED_SIZES = {
-    "1-head": (0.65, 1.58),
-    "2-heads": (1.18, 2.25),
-    "4-heads": (2.24, 3.60),
-    "8-heads": (4.36, 6.28),
-    "ABE-1": (0.97, 2.21),
-    "ABE-2": (0.98, 2.96),
-    "ABE-4": (1.05, 4.46),
-    "ABE-8": (1.20, 7.46),
-    "ABE-1(64)": (0.92, 2.21),
-    "ABE-2(128)": (0.96, 2.96),
-    "ABE-4(256)": (1.04, 4.46),
 }
 TABLE_2 = {
     "ABE-8": TABLE_1["ABE-8"],
@@ -111,7 +95,7 @@ def get_study(table: str = "1", dataset: str = "cars196", select: str = "test/R@
     if dataset not in _DATASETS[table]:
         needed = " or ".join(f"dataset={name}" for name in _DATASETS[table])
         raise ValueError(f"table={table} needs {needed}, not dataset={dataset}")
-    scores, baseline, columns = _FOUR, None, ()
+    scores, baseline = _FOUR, None
     learners = tuple(f"learners/{score}" for score in _FOUR)
     if table in ("1", "2", "3", "figure4"):
         rows = {"2": TABLE_2, "3": TABLE_3}.get(table, TABLE_1)
@@ -119,10 +103,6 @@ def get_study(table: str = "1", dataset: str = "cars196", select: str = "test/R@
         rows = {name: {"argument": argument} for name, (argument, *_) in rows.items()}
         scores += learners
         baseline = "8-heads" if table == "3" else "ABE-8"
-        if table in ("1", "figure4"):
-            columns = _SIZES
-            for name, (parameters, flops) in _PUBLISHED_SIZES.items():
-                published[name] |= {"parameters": 1e7 * parameters, "flops": 1e9 * flops}
         if table == "figure4":
             scores = ("R@1",)
     elif table == "4":
@@ -149,7 +129,6 @@ def get_study(table: str = "1", dataset: str = "cars196", select: str = "test/R@
         rows |= {name: {"argument": argument} for name, (argument, _) in varied.items()}
         published |= {name: {"R@1": value} for name, (_, value) in varied.items()}
     elif table == "ensembles":
-        columns, baseline = _SIZES, None
         scores, published = (*scores_of(dataset), "mean_distance/R@1"), {}
         rows = {}
         for m in (2, 4, 8):
@@ -157,7 +136,7 @@ def get_study(table: str = "1", dataset: str = "cars196", select: str = "test/R@
             argument = f"heads=True,learners=1,dim={512 // m}"
             rows |= {
                 one: {"argument": argument, "seeds": m * seeds},
-                f"{m} nets": {"runs_of": one, "join_seeds": m},
+                f"{m} nets": {"runs_of": one, "join": m},
                 f"{m}-heads": {"argument": f"heads=True,learners={m}", "baseline": f"{m} nets"},
                 f"ABE-{m}": {"argument": f"learners={m}", "baseline": f"{m} nets"},
             }
@@ -177,7 +156,6 @@ def get_study(table: str = "1", dataset: str = "cars196", select: str = "test/R@
         "seeds": seeds,
         "select": select,
         "scores": scores,
-        "columns": columns,
         "published": published,
         "published_from": "1 run each, the best of several evaluations on the test classes; "
         "figure 7 is read off a plot (+- 0.1)",

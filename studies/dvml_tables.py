@@ -1,7 +1,7 @@
 """Deep variational metric learning (Lin et al., ECCV 2018): three losses with and without it.
 
     dmljax study run studies/dvml_tables.py:dataset=cars196 --config.dataset.root=cars196 \\
-        --config.net.weights=googlenet.safetensors --workers=8
+        --config.net.weights=googlenet.safetensors
 
 512 dimensions. The paper has one run of each row and does not say how it chose the step.
 `table=deviation` reads the runs of the triplet loss for the paper's table 4: the deviation within

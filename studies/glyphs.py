@@ -1,6 +1,6 @@
 """Six losses on characters in sixteen typefaces, five seeds each; needs no download.
 
-    dmljax study run studies/glyphs.py --workers=2
+    dmljax study run studies/glyphs.py
 
 30 runs of 450 steps. All rows have one net, 64 dimensions, batches of 128 images, one optimizer and
 one schedule. A batch has 32 classes with 4 images for losses of pairs, and 128 classes with one

@@ -1,7 +1,7 @@
 """Attention over the batch: the nine rows of tables 1 to 4 of the graph attention study.
 
     dmljax study run studies/graph_ablations.py:dataset=cub200 --config.dataset.root=cub200 \\
-        --config.net.weights=resnet50.safetensors --workers=8
+        --config.net.weights=resnet50.safetensors
     dmljax study run studies/graph_ablations.py:dataset=cars196,published=False,validation=0.2 ...
 
 `published=True` is what the published code computes: it produced all of its numbers, and it chose

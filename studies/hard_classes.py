@@ -1,6 +1,6 @@
 """Batches of classes that the net confuses, against batches of random classes.
 
-    dmljax study run studies/hard_classes.py:data=emoji5 --workers=2
+    dmljax study run studies/hard_classes.py:data=emoji5
 
 emoji5.npz lies in the current folder, or `--config.dataset.path=FILE` says where; it has images,
 labels, class_names and class_is_test. The first row deals its classes at random. The others add to

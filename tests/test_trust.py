@@ -21,8 +21,10 @@ from dmljax.config import build, fields, registry
 from dmljax.config import files as config_files
 from dmljax.files import reading
 from dmljax.runs import folder as run_folder
-from dmljax.runs import training, watch
-from dmljax.studies import plan, session
+from dmljax.runs import training
+from dmljax.studies import study_file
+from dmljax.studies.executor import Executor
+from dmljax.studies.folder import StudyFolder
 from studies import study_files
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -175,7 +177,7 @@ def _verbs(run, bundle, out):
         "report --text": ["report", run, "--text"],
         "embed": ["embed", run, f"--out={out}/embeddings"],
         "export": ["export", run, f"--out={out}/new.bundle", "--batch-sizes=1"],
-        "study join": ["study", "join", f"{out}/joined.json", run],
+        "study join": ["study", "join", run, f"--workdir={out}"],
         "index": ["index", bundle, "--split=test", f"--images={out}/images", f"--out={out}/i"],
         "bundle rebuild": ["bundle", "rebuild", bundle, f"--out={out}/rebuilt.bundle"],
     }
@@ -226,14 +228,6 @@ def test_functions_of_python(own, own_bundle, tmp_path, evil):
     assert main.main(["bundle", "check", bundle]) == 0
 
 
-def test_the_page_of_a_run_that_is_still_training(own, own_bundle, tmp_path, evil, caplog):
-    """`watch` shows what needs no import."""
-    run, _ = _forged_folders(own, own_bundle, tmp_path, evil, "dataset")
-    live = watch.LivePage(run)
-    assert live.refresh() and "--trust-modules" in caplog.text
-    assert not json.loads((pathlib.Path(run) / "config.json").read_text())["pictures"]
-
-
 def test_a_run_that_starts_from_another_one(own, tmp_path, evil):
     """Its normalization is taken over, and is text of that run."""
     run = shutil.copytree(own, tmp_path / "run")
@@ -252,39 +246,18 @@ def test_a_run_that_starts_from_another_one(own, tmp_path, evil):
     assert training.run(config | {"normalize": OWN["normalize"]}, tmp_path / "typed")
 
 
-FORGED_RUNS = {
-    "config": {"config": "evil.py", "flags": []},
-    "module": {"config": "tiny.py", "flags": ["--config.loss='evil_module:run'"]},
-    "flag": {"config": "tiny.py", "flags": ["--config=evil.py"]},
-}
-
-
-@pytest.mark.parametrize("case", FORGED_RUNS)
-def test_the_index_of_a_study_starts_no_other_code(case, tmp_path, evil):
-    """A run of the index that the study file does not explain. Honest ones: `tests/studies`."""
+def test_the_index_of_a_study_starts_no_code(tmp_path, evil):
+    """Runs are planned from the study file alone; the index only shows them."""
     path = study_files.write_study(tmp_path)
-    opened = session.open_session(str(path), workdir=str(tmp_path / "study"))
-    session.prepare(opened)
+    executor = Executor(study_file.read(str(path)), StudyFolder(tmp_path / "study"))
+    executor.prepare()
     file = tmp_path / "study" / "index.json"
     index = json.loads(file.read_text())
-    run = {"row": "more", "seed": 0, "fold": None, "digest": "0" * 12, "after": None}
-    run |= FORGED_RUNS[case]
-    run["config"] = run["config"].replace("tiny.py", str(tmp_path / "tiny.py"))
+    run = {"row": "plain", "seed": 0, "fold": None, "digest": "0" * 12, "after": []}
+    run |= {"config": "evil.py", "flags": ["--config.loss='evil_module:run'"]}
     file.write_text(json.dumps(index | {"planned": [run]}))
-    with pytest.raises(ValueError, match=r"evil.py|evil_module:run.*add --trust-modules"):
-        session.work(opened)
-    assert not list(opened.folder.runs.glob("*/config.json"))
-
-
-def test_a_point_of_the_database_of_a_search_names_no_module(tmp_path, evil):
-    """It would be resolved as soon as the run is planned, for its digest."""
-    path = study_files.write_study(tmp_path)
-    opened = session.open_session(str(path), workdir=str(tmp_path / "study"))
-    row = opened.study.rows[0]
-    row = row._replace(overrides=row.overrides | {"dataset": {"name": evil}})
-    planner = plan.Planner(opened.study, tmp_path / "runs")
-    with pytest.raises(ValueError, match=r"evil_module:run.*add --trust-modules"):
-        planner.runs_of([row])
+    assert executor.plan()[0].config == str(tmp_path / "tiny.py")
+    assert executor.table().rows[0].finished == 0
 
 
 def _imports_by_name(tree):

@@ -64,5 +64,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     folder, overrides = run_folder("evaluate", arguments), overrides_of("evaluate", extras)
     from dmljax.runs import folder as saved
 
-    saved.score(folder, split=arguments.split, step=arguments.step, overrides=overrides)
+    options = {"split": arguments.split, "step": arguments.step, "overrides": overrides}
+    for line in saved.evaluate(folder, **options)[1]:
+        print(line)
     return 0

@@ -11,8 +11,9 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dmljax.files.run_folder import RunFolder
+
 _OF_BUNDLES = ("manifest.json", "embed.jaxexport")
-LADDER = "ladder.json"
 _LEVELS = 100  # of lists and objects
 _TRUSTED = contextvars.ContextVar("_TRUSTED", default=False)
 
@@ -130,18 +131,19 @@ def chosen_run(workdir: str | os.PathLike) -> pathlib.Path:
     Raises for a ladder that is not finished or has chosen no step, and for a bundle, which also has
     a `config.json`.
     """
-    folder = pathlib.Path(workdir)
+    files = RunFolder(workdir)
+    folder = files.path
     if all((folder / name).is_file() for name in _OF_BUNDLES):
         raise ValueError(
             f"{folder} is a bundle, and this command reads the folder of the run that it was "
             "exported from. Bundles are read by dmljax bundle check, embed, index, search and serve"
         )
     try:
-        ladder = json_value((folder / LADDER).read_text())
+        ladder = json_value(files.ladder.read_text())
         chosen = folder / ladder["chosen"]
         is_chosen = any(row["folder"] and row["is_kept"] for row in ladder["rows"])
     except (FileNotFoundError, NotADirectoryError):
-        if json_object_or_empty(folder / "config.json").get("ladder"):
+        if json_object_or_empty(files.config).get("ladder"):
             raise ValueError(
                 f"the ladder in {folder} is not finished: the same command goes on with it. Each "
                 f"step is a run in a folder of its own in {folder}"
@@ -149,7 +151,7 @@ def chosen_run(workdir: str | os.PathLike) -> pathlib.Path:
         return folder
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{folder / LADDER} is damaged ({error}): the command of the run writes it again"
+            f"{files.ladder} is damaged ({error}): the command of the run writes it again"
         ) from error
     if not is_chosen:
         advice = ladder.get("frozen", "`dmljax export --net=...` makes a bundle of that backbone")

@@ -2,14 +2,14 @@
 
 import math
 import os
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dmljax.files import reading
+from dmljax.files.run_folder import RunFolder
 from dmljax.files.writing import write_json
 
-FILE, FORMAT = "result.json", 1
+FORMAT = 1
 _TYPES: dict[str, Any] = {"format": int, "config": str, "argument": str, "status": str}
 _TYPES |= {"message": str, "step": int | None, "chosen": dict | None, "scores": dict}
 _TYPES |= {"evaluations": list, "digests": dict, "data": dict, "pretraining": str | None}
@@ -107,7 +107,7 @@ def write(workdir: str | os.PathLike, result: Result) -> None:
     content["evaluations"] = [
         {"step": step, "scores": _finite(scores)} for step, scores in result.evaluations
     ]
-    write_json(pathlib.Path(workdir) / FILE, content, indent=1)
+    write_json(RunFolder(workdir).result, content, indent=1)
 
 
 def read_if_any(workdir: str | os.PathLike) -> Result | None:
@@ -120,7 +120,7 @@ def read_if_any(workdir: str | os.PathLike) -> Result | None:
 
 def read(workdir: str | os.PathLike) -> Result:
     """The result of the run in a folder."""
-    path = pathlib.Path(workdir) / FILE
+    path = RunFolder(workdir).result
     if not path.is_file():
         raise FileNotFoundError(
             f"{workdir} has no result.json: it is not a run folder, or its run has not ended"

@@ -84,7 +84,6 @@ class Facts:
     run: Mapping[str, Any] | None = None
     map_note: str = ""
     level: str = metrics.level_text()
-    version: int = 0
     sheet_rows: Sequence[int] = ()
     faults: Sequence[Fault] = ()
     sheets: Sequence[bytes] = dataclasses.field(default=(), repr=False)

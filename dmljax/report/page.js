@@ -1283,16 +1283,6 @@
   addEventListener("hashchange", openHash);
   openHash();
 
-  // The page of a run that still trains asks its server for the number of evaluations.
-  if (data.live) {
-    const version = data.version;
-    setInterval(async () => {
-      try {
-        const now = await (await fetch("version", { cache: "no-store" })).text();
-        if (now !== String(version) && !panel.open) location.reload();
-      } catch { /* the server has ended: the page stays */ }
-    }, 3000);
-  }
   document.documentElement.dataset.ready = "true";
 })().catch((error) => {
   console.error(error);

@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 
 from dmljax.files import reading
+from dmljax.files.run_folder import RunFolder
 from dmljax.files.writing import write_text
 from dmljax.report.facts import Facts
 
-FILE = "report.html"  # in the folder of a run
+FILE = RunFolder("").page.name
 
 # Lists of strings and of numbers that are longer than this travel in the gzip.
 _LONG_LIST = 200
@@ -32,8 +33,6 @@ _NARROW = {"bool": np.uint8, "int64": np.int32, "uint64": np.uint32}
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 )
-# The page of a run that still trains asks its own server for a newer version.
-_LIVE_POLICY = f"{_POLICY}; connect-src 'self'"
 
 
 class NotAPage(ValueError):
@@ -46,8 +45,8 @@ def write(facts: Facts, path: str | os.PathLike) -> pathlib.Path:
     return pathlib.Path(path)
 
 
-def html_of(facts: Facts, *, live: bool = False) -> str:
-    """The page as text. A `live` page renews itself from the server that it came from."""
+def html_of(facts: Facts) -> str:
+    """Returns the page as text."""
     arrays = _Arrays()
     tree = arrays.packed(
         {
@@ -56,14 +55,13 @@ def html_of(facts: Facts, *, live: bool = False) -> str:
             if field.name != "sheets"
         }
     )
-    tree["live"] = live
     blob = gzip.compress(b"".join(arrays.chunks), compresslevel=9, mtime=0)
     sheets = "".join(
         f'<script type="text/plain" class="sheet">{base64.b64encode(sheet).decode()}</script>\n'
         for sheet in facts.sheets
     )
     values = {
-        "policy": _LIVE_POLICY if live else _POLICY,
+        "policy": _POLICY,
         "title": html.escape(f"{facts.title}: {facts.headline}" if facts.headline else facts.title),
         "summary": html.escape(facts.summary),
         "css": _source("page.css"),

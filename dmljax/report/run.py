@@ -14,6 +14,7 @@ import numpy as np
 
 from dmljax.files import reading
 from dmljax.files.result import Result, read_if_any
+from dmljax.files.run_folder import RunFolder
 from dmljax.hints import shown_duration
 
 _COLUMNS = 560  # pixels of a chart: of many points, each column keeps the least and the largest
@@ -189,13 +190,13 @@ class Files:
 
 
 def read(folder: str | os.PathLike) -> Files:
-    """The files of a run folder."""
-    folder = pathlib.Path(folder)
+    """Reads the files of a run folder."""
+    files = RunFolder(folder)
     return Files(
-        name=folder.absolute().name or "run",
-        config=reading.json_object_or_empty(folder / "config.json"),
-        lines=reading.json_lines(folder / "metrics.jsonl"),
-        speed=reading.json_lines(folder / "speed.jsonl"),
+        name=files.path.absolute().name or "run",
+        config=reading.json_object_or_empty(files.config),
+        lines=reading.json_lines(files.metrics),
+        speed=reading.json_lines(files.speed),
         result=read_if_any(folder),
     )
 

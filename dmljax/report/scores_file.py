@@ -17,9 +17,10 @@ from dmljax import metrics, retrieval
 from dmljax.data.digest import digest
 from dmljax.data.splits import Split, Splits
 from dmljax.files import reading
+from dmljax.files.run_folder import RunFolder
 from dmljax.files.writing import atomic_writer
 
-FILE, FORMAT = "scores.safetensors", "1"
+FILE, FORMAT = RunFolder("").scores.name, "1"
 _ARRAYS = {
     "queries": np.uint32,
     "labels": np.int32,

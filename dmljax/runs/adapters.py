@@ -1,4 +1,4 @@
-"""The adapters of a run, as files of the package peft."""
+"""Exports the adapters of a run as files of the package peft."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""What a run would train, compute and need, from its compiled train step, without a step."""
+"""Describes what a run would train, compute and need, from its compiled train step."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -28,9 +28,9 @@ _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED: "
 
 
 def lines(config: Any, *, described: Sequence[str] = ()) -> Iterator[str]:
-    """The lines of `dmljax train --dry-run`; of a ladder for every step that trains.
+    """Yields the lines of `dmljax train --dry-run`; for a ladder, those of every step that trains.
 
-    With names of topologies in `described`, it is the memory of their devices, not of those here.
+    With names of topologies in `described`, the memory is that of their devices.
     """
     devices = {name: topologies.devices(name) for name in described}
     configs = ladder.configs(config)
@@ -52,7 +52,7 @@ def lines(config: Any, *, described: Sequence[str] = ()) -> Iterator[str]:
 
 
 def _simulate_devices() -> int | None:
-    """Lets a CPU stand for many devices; returns how many it stood for before, None for all."""
+    """Simulates many devices on a CPU; returns the previous count, None for all devices."""
     attached = max(1, getattr(jax.config, "jax_num_cpu_devices", 1))
     try:
         jax.config.update("jax_num_cpu_devices", max(_COUNTS))
@@ -67,7 +67,7 @@ def _on(config: dict[str, Any], devices: int | None) -> Run:
 
 
 def _by_devices(config: dict[str, Any]) -> Iterator[str]:
-    """A line about the memory of a device when several share the batch and what is split."""
+    """Yields the memory of a device when several share the batch and the sharded state."""
     counts = [count for count in _COUNTS if count <= jax.device_count()]
     sizes = (f"{_memory(_on(config, count)) / _GB:.3g} GB on {count}" for count in counts)
     yield f"memory of a device by the number of devices, for the same batch: {', '.join(sizes)}"
@@ -79,7 +79,7 @@ def _by_devices(config: dict[str, Any]) -> Iterator[str]:
 
 
 def _by_topology(config: dict[str, Any], described: dict[str, list[jax.Device]]) -> Iterator[str]:
-    """A table of the memory of a device, by the programs that are compiled for such devices."""
+    """Yields a table of the memory of a device, by programs compiled for such devices."""
     runs = {name: build(config, described=devices) for name, devices in described.items()}
     training.check(next(iter(runs.values())))
     yield from _of_step(next(iter(runs.values())))
@@ -107,14 +107,14 @@ def _by_topology(config: dict[str, Any], described: dict[str, list[jax.Device]])
 
 
 def _excess(needed: float, limit: float | None) -> str:
-    """What to say of a program that needs more than `limit` bytes."""
+    """Returns a note about a program that needs more than `limit` bytes, or ""."""
     if limit is None or needed <= limit:
         return ""
     return f": does not fit into the {limit / _GB:.3g} GB that JAX takes of it"
 
 
 def _countable(run: Run) -> Run:
-    """`run` with a form of attention whose products can be counted; cuDNN hides them."""
+    """Returns `run` with a form of attention whose products can be counted, unlike cuDNN's."""
     if attention_choice.portable(run.net) == run.net:
         return run
     config = config_files.override(copy.deepcopy(run.config), ["--config.net.attention=plain"])
@@ -122,11 +122,11 @@ def _countable(run: Run) -> Run:
 
 
 def _of_step(run: Run) -> Iterator[str]:
-    """What learns, and the operations of a step."""
+    """Yields the count of trained parameters, and the operations of a step."""
     total = sum(x.size for x in jax.tree.leaves(run.shapes.params))
     paths = zip(paths_of(run.shapes.params), jax.tree.leaves(run.shapes.params), strict=True)
     learned = sum(x.size for path, x in paths if path not in run.frozen)
-    yield f"parameters: {total:,}, of which {learned:,} learn ({100 * learned / total:.1f} %)"
+    yield f"parameters: {total:,}, {learned:,} of them learn ({100 * learned / total:.1f} %)"
     b = run.batch_size
     flops = 2 * multiply_adds(compiled_step(_countable(run)).trace(*_arguments(run)).jaxpr.jaxpr)
     yield f"a step: {b:,} images, {flops:.2e} floating-point operations; {run.steps:,} steps"
@@ -139,7 +139,7 @@ def _of_step(run: Run) -> Iterator[str]:
 
 
 def _of_memory(run: Run) -> Iterator[str]:
-    """The memory of a device, and the largest batches."""
+    """Yields the memory of a device, and the largest batches."""
     b = run.batch_size
     memory, double = _memory(run), _memory(run._replace(batch_size=2 * b))
     platform, of_image = jax.devices()[0].platform, (double - memory) / b
@@ -182,7 +182,7 @@ def _memory(run: Run) -> float:
 
 
 def _arguments(run: Run) -> tuple[Any, ...]:
-    """The shapes of state, batch and signal, with their places on the devices."""
+    """Returns the shapes of state, batch and signal, with their placements."""
     rows, count = run.shards.rows, run.shards.padded(run.batch_size, chunk=run.options.chunk)
 
     def shaped(shape: tuple[int, ...], dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:

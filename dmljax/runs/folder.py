@@ -1,4 +1,4 @@
-"""The folder of a run: claimed by one process, written once, opened again when the run is over."""
+"""The folder of a run: claimed by one process, written once, opened again after the run."""
 
 import contextlib
 import os
@@ -17,11 +17,12 @@ from dmljax.config.build import build
 from dmljax.config.fields import Digests, essential
 from dmljax.data.splits import Split, warn_of_one_class
 from dmljax.files import locks, reading
+from dmljax.files.run_folder import RunFolder
 from dmljax.files.writing import make_folder, write_json
 from dmljax.report import scores_file
 from dmljax.report.scores_file import QueryScores
 from dmljax.train import compilation, hosts, initial_state, optimizers
-from dmljax.train.checkpoints import Checkpoints, delete
+from dmljax.train.checkpoints import Checkpoints
 from dmljax.train.evaluation import Evaluator
 from dmljax.train.journal import table
 from dmljax.train.run import Run
@@ -33,6 +34,7 @@ __all__ = [
     "describe_clustering",
     "describe_score",
     "embedding",
+    "evaluate",
     "load",
     "query_scores",
     "reopen",
@@ -41,21 +43,20 @@ __all__ = [
     "write_scores",
 ]
 
-_CONFIG, _DIGESTS = "config.json", "digests.json"
-
 
 @contextlib.contextmanager
 def claimed(
     workdir: pathlib.Path, config: dict[str, Any], digests: Digests, *, overwrite: bool
 ) -> Iterator[None]:
-    """Locks `workdir` for this run and writes its config there, or refuses in one line."""
+    """Locks `workdir` for this run and writes its config there, or raises one line."""
+    files = RunFolder(workdir)
     with contextlib.ExitStack() as stack:
 
         def claim():
             try:
                 make_folder(workdir)
-                stack.enter_context(_locked(workdir))
-                _write_config(config, digests, workdir, overwrite)
+                stack.enter_context(_locked(files))
+                _write_config(config, digests, files, overwrite)
             except OSError as error:
                 raise OSError(
                     f"{workdir} cannot be written: {error.strerror}. Free space on its disk, "
@@ -63,34 +64,33 @@ def claimed(
                 ) from error
 
         hosts.on_process_0(claim)
-        hosts.check_shared(workdir / _CONFIG)
+        hosts.check_shared(files.config)
         yield
 
 
-def _locked(workdir: pathlib.Path) -> IO[str]:
-    """Keeps other processes out of `workdir` for as long as the returned file is open."""
+def _locked(files: RunFolder) -> IO[str]:
+    """Keeps other processes out of a run folder until the returned file is closed."""
     try:
-        return locks.lock(workdir / "lock")
+        return locks.lock(files.lock)
     except locks.Taken as owner:
         raise ValueError(
-            f"{workdir} is in use by {owner}: wait for it, end it, or choose another --workdir"
+            f"{files.path} is in use by {owner}: wait for it, end it, or choose another --workdir"
         ) from None
 
 
 def _write_config(
-    config: dict[str, Any], digests: Digests, workdir: pathlib.Path, overwrite: bool
+    config: dict[str, Any], digests: Digests, files: RunFolder, overwrite: bool
 ) -> None:
-    """Writes the config; refuses the folder of another run that has results already.
+    """Writes the config; raises for the folder of another run that has results already.
 
     The files of the data set and of the weights may have moved: their digests are compared.
     """
-    file = workdir / _CONFIG
-    if file.exists():
-        steps = _steps_of_ladder(workdir)
-        has_results = any(_has_results(place) for place in (workdir, *steps))
+    if files.config.exists():
+        steps = _ladder_steps(files)
+        has_results = any(_has_results(RunFolder(path)) for path in (files.path, *steps))
         try:
-            changes = _changes(reading.config_of_run(workdir), config)
-            changes += _other_digests(workdir, digests)
+            changes = _changes(reading.config_of_run(files.path), config)
+            changes += _other_digests(files, digests)
         except ValueError as error:  # a damaged file
             if has_results and not overwrite:
                 raise
@@ -100,42 +100,40 @@ def _write_config(
                 ("ladder", "that ladder with all its steps") if steps else ("run", "that run")
             )
             raise ValueError(
-                f"{workdir} holds a {kind} of another config: {'; '.join(changes[:5])}. Choose "
-                f"another --workdir (with --config.start={workdir}, it starts from the weights of "
-                f"this {kind} if that is finished), or --overwrite to delete {content}"
+                f"{files.path} holds a {kind} of another config: {'; '.join(changes[:5])}. Choose "
+                f"another --workdir (with --config.start={files.path}, it starts from the weights "
+                f"of this {kind} if that is finished), or --overwrite to delete {content}"
             )
         if changes:
-            for step in steps:
-                shutil.rmtree(step)
-            _delete_results(workdir)
-    write_json(file, config, indent=2)
-    write_json(workdir / _DIGESTS, digests._asdict(), indent=2)
+            for path in (*steps, *files.results):
+                _delete(path)
+    write_json(files.config, config, indent=2)
+    write_json(files.digests, digests._asdict(), indent=2)
 
 
-def _steps_of_ladder(workdir: pathlib.Path) -> list[pathlib.Path]:
-    """The folders of the steps that a ladder in `workdir` has begun; of a plain run none."""
-    ladder = reading.json_object_or_empty(workdir / _CONFIG).get("ladder")
+def _ladder_steps(files: RunFolder) -> list[pathlib.Path]:
+    """Returns the folders of the steps that a ladder in this folder has begun."""
+    ladder = reading.json_object_or_empty(files.config).get("ladder")
     steps = [x for x in ladder if isinstance(x, dict)] if isinstance(ladder, list) else []
-    # The folder of a step is NAME, or NAME-RATE where the step tries several rates.
+    # The folder of a step is NAME, or NAME-VALUE where the step tries several values.
     names = "|".join(re.escape(str(step.get("name"))) for step in steps)
     pattern = re.compile(rf"({names})(-\d[\de.+-]*)?")
-    return [x for x in workdir.iterdir() if x.is_dir() and pattern.fullmatch(x.name)]
+    return [x for x in files.path.iterdir() if x.is_dir() and pattern.fullmatch(x.name)]
 
 
-def _has_results(workdir: pathlib.Path) -> bool:
-    has_checkpoint = any((workdir / "checkpoints").glob("[0-9]*"))
-    return has_checkpoint or any((workdir / x).exists() for x in ("metrics.jsonl", reading.LADDER))
+def _has_results(files: RunFolder) -> bool:
+    return files.has_checkpoint or files.metrics.exists() or files.ladder.exists()
 
 
 def _changes(old_config: dict[str, Any], config: dict[str, Any]) -> list[str]:
-    """The fields that can change a result and differ between two configs."""
+    """Returns the differences between two configs that can change a result."""
     differences = config_files.differences(essential(old_config), essential(config))
     return [f"{path} was {old!r} and is now {new!r}" for path, old, new in differences]
 
 
-def _other_digests(workdir: pathlib.Path, digests: Digests) -> list[str]:
-    """What has another digest than when the run began."""
-    if not (old_digests := _recorded_digests(workdir)):
+def _other_digests(files: RunFolder, digests: Digests) -> list[str]:
+    """Returns the differences from the digests of the beginning of the run."""
+    if not (old_digests := _recorded_digests(files)):
         return []
     titles = {"data": "the data set", "weights": "the file of weights"}
     changes = []
@@ -150,23 +148,11 @@ def _short(digest: str | None) -> str:
     return "none" if digest is None else re.sub(r"(\b[0-9a-f]{12})[0-9a-f]+", r"\1", digest)
 
 
-def _delete_results(workdir: pathlib.Path) -> None:
-    delete(workdir / "checkpoints")
-    delete(workdir / "checkpoints_damaged")
-    for name in ("frames", "frozen", "tensorboard"):
-        shutil.rmtree(workdir / name, ignore_errors=True)
-    for pattern in (
-        "metrics.jsonl",
-        "speed.jsonl",
-        "result.json",
-        "scores.safetensors",
-        "*.png",
-        "movie.gif",
-        "report.html",
-        reading.LADDER,
-    ):
-        for file in workdir.glob(pattern):
-            file.unlink()
+def _delete(path: pathlib.Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def reopen(
@@ -176,7 +162,7 @@ def reopen(
     overrides: Sequence[str] = (),
     trust_modules: bool = False,
 ) -> tuple[Run, TrainState]:
-    """A run and its state after `step`, or after the step that its `select` chooses.
+    """Opens a run, with its state after `step` or after the step that its `select` chooses.
 
     `overrides` such as '--config.dataset.root=elsewhere' change its config. A data set that has
     changed since the training is refused, unless `overrides` name another one. A config in the
@@ -199,25 +185,28 @@ def _build(workdir: pathlib.Path, overrides: Sequence[str], trust_modules: bool)
 
 def check_data(run: Run, workdir: str | os.PathLike) -> None:
     """Raises if the data set of `run` is not the one of the training in `workdir`."""
-    digest = _recorded_digests(pathlib.Path(workdir)).get("data")
+    digest = _recorded_digests(RunFolder(workdir)).get("data")
     if digest in (None, run.data_digest):
         return
     raise ValueError(
         f"the data set {run.options.dataset['name']} is not the one that {workdir} was trained "
-        f"with: its digest was {_short(digest)} and is {_short(run.data_digest)}, "
-        "so its labels, class names or files differ. Restore it, or train again in another "
-        "--workdir; `dmljax evaluate` scores other data that --config.dataset... names"
+        f"with: its digest was {_short(digest)} and is {_short(run.data_digest)}, so its labels, "
+        "class names or files differ. Restore it, or train again in another --workdir; `dmljax "
+        "evaluate` scores other data that --config.dataset... names"
     )
 
 
-def _recorded_digests(workdir: pathlib.Path) -> dict[str, Any]:
-    """The digests of the training; {} of a folder without that file."""
-    return reading.config_of_run(workdir, _DIGESTS) if (workdir / _DIGESTS).exists() else {}
+def _recorded_digests(files: RunFolder) -> dict[str, Any]:
+    """Returns the digests of the training; {} for a folder without that file."""
+    if not files.digests.exists():
+        return {}
+    return reading.config_of_run(files.path, files.digests.name)
 
 
 def _state(run: Run, workdir: pathlib.Path, step: int | None) -> TrainState:
-    base = initial_state.base_of(run, digest=_recorded_digests(workdir).get("weights"))
-    with Checkpoints(workdir / "checkpoints", base=base, class_rows=run.class_rows) as checkpoints:
+    files = RunFolder(workdir)
+    base = initial_state.base_of(run, digest=_recorded_digests(files).get("weights"))
+    with Checkpoints(files.checkpoints, base=base, class_rows=run.class_rows) as checkpoints:
         steps = checkpoints.steps()
         if step is None and steps and not run.selection.is_last:
             step = checkpoints.best()
@@ -245,10 +234,11 @@ def _state(run: Run, workdir: pathlib.Path, step: int | None) -> TrainState:
 def load(
     workdir: str | os.PathLike, *, step: int | None = None, trust_modules: bool = False
 ) -> tuple[Callable, dict[str, Any], dict[str, Any]]:
-    """`(embed_fn, variables, config)` of a run: `embed_fn(variables, images uint8) -> [b d]`.
+    """Loads `(embed_fn, variables, config)` of a run: `embed_fn(variables, images) -> [b d]`.
 
-    The parameters are from the checkpoint of `step`, or from the one that `select` chooses.
-    `reopen` explains `trust_modules`. The data set may have changed, because it is not embedded.
+    Images are uint8. The parameters are from the checkpoint of `step`, or from the one that
+    `select` chooses. `reopen` explains `trust_modules`. The data set may have changed, because it
+    is not embedded.
     """
     workdir = reading.chosen_run(workdir)
     run = _build(workdir, (), trust_modules)
@@ -256,7 +246,7 @@ def load(
 
 
 def embedding(run: Run, state: TrainState) -> tuple[Callable, dict[str, Any]]:
-    """`(embed_fn, variables)` of a state: `embed_fn(variables, images uint8) -> [b d]`, compiled.
+    """Returns `(embed_fn, variables)`: `embed_fn(variables, images uint8) -> [b d]`, compiled.
 
     The parameters are the averaged ones, where the optimizer of the run keeps an average. Adapters
     are added to the kernels.
@@ -271,29 +261,31 @@ def embedding(run: Run, state: TrainState) -> tuple[Callable, dict[str, Any]]:
     return embed_fn, {"params": params, "model_state": state.model_state}
 
 
-def score(
+def evaluate(
     workdir: str | os.PathLike,
     *,
     split: str = "test",
     step: int | None = None,
     overrides: Sequence[str] = (),
-) -> dict[str, float]:
-    """The scores of a checkpoint on 'train', 'val' or 'test', which are printed as well."""
+) -> tuple[dict[str, float], list[str]]:
+    """Returns the scores of a checkpoint on 'train', 'val' or 'test', and lines that show them."""
     run, state = reopen(workdir, step=step, overrides=overrides)
     images = split_of(run, split)
     warn_of_one_class(images, f"the {split} split")
     evaluator = Evaluator(run)
     scores = evaluator.scores(state, evaluator.embeddings(state, images), images)
     description = describe_score(run, state, requested=step is not None)
-    print(table(scores))
-    print(f"{split} split, {len(images):,} images, {description}")
-    if line := describe_clustering(run):
-        print(line)
-    return scores
+    lines = [table(scores), f"{split} split, {len(images):,} images, {description}"]
+    return scores, [*lines, *filter(None, [describe_clustering(run)])]
+
+
+def score(workdir: str | os.PathLike, **options: Any) -> dict[str, float]:
+    """Returns the scores of a checkpoint; `evaluate` explains the options."""
+    return evaluate(workdir, **options)[0]
 
 
 def split_of(run: Run, name: str) -> Split:
-    """The split of a run by its name."""
+    """Returns the split of a run by its name."""
     if name not in run.splits:
         hint = "; a run with --config.held_out=0.2 holds classes out" if name == "val" else ""
         raise ValueError(f"the run has no split {name!r}: choose {', '.join(run.splits)}{hint}")
@@ -308,8 +300,8 @@ def query_scores(
     step: int,
     split: str = "test",
 ) -> QueryScores:
-    """The scores of every query of a split by the embeddings of a step."""
-    digests = pathlib.Path(workdir) / _DIGESTS
+    """Computes the scores of every query of a split by the embeddings of a step."""
+    digests = RunFolder(workdir).digests
     data = reading.json_file(digests)["data"] if digests.exists() else ""
     return scores_file.score(
         embeddings,
@@ -331,7 +323,7 @@ def write_scores(scores: QueryScores, folder: str | os.PathLike) -> None:
 
 
 def describe_clustering(run: Run) -> str:
-    """How the scores of clustering were computed; "" if there are none."""
+    """Describes how the scores of clustering were computed; "" without such scores."""
     clustering = run.options.evaluate.clustering
     if clustering is None or not run.metrics.clustering_fns:
         return ""
@@ -343,9 +335,9 @@ def describe_clustering(run: Run) -> str:
 
 
 def describe_score(run: Run, state: TrainState, *, requested: bool = False) -> str:
-    """The step, the selection rule, the seed, the preprocessing and the pretraining of a score.
+    """Describes a score: step, selection rule, seed, preprocessing and pretraining.
 
-    `requested`: the step was asked for by the user, and not selected.
+    `requested`: the user has named the step.
     """
     h, w, channels = run.eval_image_shape
     images = jax.ShapeDtypeStruct((1, h, w, channels), jax.numpy.uint8)

@@ -1,4 +1,4 @@
-"""The frozen backbone as the baseline of a run that starts from pretrained weights.
+"""Compares a run that starts from pretrained weights with its frozen backbone.
 
 It is scored before training, on the test split and on held-out classes. After training, the same
 queries tell whether the run is better, and whether it may be exported.
@@ -17,6 +17,7 @@ import numpy as np
 
 from dmljax import metrics
 from dmljax.config import method
+from dmljax.files.run_folder import RunFolder
 from dmljax.report import comparison, scores_file
 from dmljax.report.scores_file import QueryScores
 from dmljax.runs import folder
@@ -27,14 +28,13 @@ from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 from dmljax.weights.published import identify
 
-FOLDER = "frozen"  # in the folder of a run
 PREFIXES = {"test": "frozen", "val": "frozen_val"}  # of scores in metrics.jsonl
 _TITLES = {"test": "the test split", "val": "held-out classes"}
 SCORES = ("R@1", "MAP@R")
 
 
 class Against(NamedTuple):
-    """One score of a run beside the score of its frozen backbone, on the same queries of a split.
+    """One score of a run and of its frozen backbone, on the same queries of a split.
 
     `low` and `high` bound the range of the difference over classes, `frozen_low` and
     `frozen_high` the range of the backbone; None for a few classes.
@@ -58,14 +58,14 @@ class Against(NamedTuple):
 
     @property
     def is_worse(self) -> bool:
-        """As it is printed: a difference that is rounded to 0.0 points is none."""
+        """Whether the run is worse by at least 0.1 points after rounding, as printed."""
         return round(100 * self.difference, 1) < 0
 
 
 def range_text(difference: float | None, low: float | None, high: float | None) -> str:
-    """A difference of scores and its range in points: "+1.2 [+0.3, +2.1]".
+    """Formats a difference of scores and its range in points: "+1.2 [+0.3, +2.1]".
 
-    "-" for a difference of scores that do not exist.
+    Scores that do not exist give "-".
     """
     if difference is None or _is_missing(difference):
         return "-"
@@ -76,7 +76,7 @@ def range_text(difference: float | None, low: float | None, high: float | None) 
 
 
 def _is_missing(difference: float | None) -> bool:
-    """Whether the scores do not exist: their difference is NaN, which JSON has as null."""
+    """Returns whether the scores do not exist: their difference is NaN, in JSON null."""
     return difference is None or math.isnan(difference)
 
 
@@ -94,7 +94,7 @@ def evaluate(run: Run, evaluator: Evaluator, journal: Journal, workdir: pathlib.
 def _score_fn(
     run: Run, evaluator: Evaluator, workdir: str | os.PathLike
 ) -> Callable[[str], QueryScores]:
-    """A function that scores the backbone on a split. Its weights are read once, at first use."""
+    """Returns a function that scores the backbone on a split; it reads the weights once."""
     embed_fn = functools.cache(lambda: evaluator.frozen_fn(initial_state.backbone(run)))
 
     def score(split: str) -> QueryScores:
@@ -105,13 +105,13 @@ def _score_fn(
 
 
 def read(workdir: str | os.PathLike, split: str = "test") -> QueryScores | None:
-    """The scores of the frozen backbone of a run, if they were written."""
-    place = _folder(workdir, split)
-    return scores_file.read(place) if (place / scores_file.FILE).exists() else None
+    """Reads the scores of the frozen backbone of a run; None if none were written."""
+    folder = _folder(workdir, split)
+    return scores_file.read(folder) if RunFolder(folder).scores.exists() else None
 
 
 def _folder(workdir: str | os.PathLike, split: str) -> pathlib.Path:
-    return pathlib.Path(workdir) / FOLDER / ("" if split == "test" else split)
+    return RunFolder(workdir).frozen / ("" if split == "test" else split)
 
 
 def _mean(run: Run, scores: QueryScores, name: str) -> float:
@@ -126,9 +126,9 @@ def compare(
     step: int,
     known: Mapping[str, QueryScores] = types.MappingProxyType({}),
 ) -> list[Against]:
-    """The evaluation of a step beside the frozen backbone, where the run has scored that.
+    """Compares the evaluation of a step with the frozen backbone, where the run has scored it.
 
-    `known` are scores of queries of this step that were computed before, by their splits.
+    `known` holds scores of queries of this step that exist already, by split.
     """
     rows = []
     for split, x in _by_split(evaluation).items():
@@ -181,14 +181,14 @@ def _finite(value: float) -> float | None:
 
 
 def sentence(rows: Sequence[Against]) -> str:
-    """The differences to the frozen backbone in one sentence; "" if there are none."""
+    """Returns the differences to the frozen backbone as a sentence; "" without any."""
     by_split = {row.split: [r for r in rows if r.split == row.split] for row in rows}
     texts = [f"on {_TITLES[split]} {'; '.join(map(str, of))}" for split, of in by_split.items()]
     return f"Minus the frozen backbone {', '.join(texts)}" if texts else ""
 
 
 def lines(run: Run, rows: Sequence[Against], workdir: str | os.PathLike) -> list[str]:
-    """The scores of a run beside the scores of its frozen backbone, for the terminal."""
+    """Returns lines that compare the scores of a run with those of its frozen backbone."""
     if not rows:
         return []
     text = [""]
@@ -213,7 +213,7 @@ def lines(run: Run, rows: Sequence[Against], workdir: str | os.PathLike) -> list
 
 
 def bundle_advice(start: str | None, weights: str | None) -> str:
-    """How to make a bundle of the frozen backbone of a run with these fields of the config."""
+    """Returns advice on a bundle of the frozen backbone of a run with these fields."""
     weights = method.first_weights(start, weights)
     if weights is None:
         return "`dmljax export` makes no bundle of the backbone as it is without a file of weights"
@@ -236,7 +236,7 @@ def _worse(row: Against) -> str:
 
 
 def _decisive(run: Run, rows: Sequence[Against]) -> Against:
-    """The row that decides: held-out classes, where there are some, by the score that chooses."""
+    """Returns the row that decides: of held-out classes if possible, by the score that chooses."""
     chosen_by = run.selection.score
     name = chosen_by if chosen_by in SCORES and not run.selection.is_last else "MAP@R"
     by_split = {row.split: row for row in rows if row.name == name}
@@ -252,7 +252,7 @@ def check(
     *,
     allow_worse: bool,
 ) -> list[Against]:
-    """The run beside its frozen backbone; refuses a run that is worse, unless `allow_worse`.
+    """Compares a run with its frozen backbone; raises if it is worse, unless `allow_worse`.
 
     Scores of the backbone that the run did not write are computed from its weights.
     """

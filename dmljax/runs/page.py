@@ -69,7 +69,7 @@ def facts_again(
     overrides: Sequence[str] = (),
     pictures: bool = True,
 ) -> facts.Facts:
-    """Embeds the test split of a run again: the facts of its page.
+    """Embeds the test split of a run again, and returns the facts of its page.
 
     Without `step`, the scores of the queries are also written to `scores.safetensors`. Other data
     than the data of the training are refused, because page and scores name those.
@@ -106,7 +106,7 @@ def facts_of(
     training_fn: Callable[[], Mapping[str, Any] | None] | None = None,
     pictures: bool = True,
 ) -> facts.Facts:
-    """The facts of a run at the state `state`. `evaluation` holds the test embeddings.
+    """Returns the facts of a run at the state `state`. `evaluation` holds the test embeddings.
 
     `facts.make` explains the last three arguments. Missing sections are warnings.
     """
@@ -155,7 +155,7 @@ def facts_of(
 def _training(
     run: Run, state: TrainState, evaluator: Evaluator, *, most: int
 ) -> dict[str, Any] | None:
-    """At most `most` training images and their embeddings; None for 0 or several processes."""
+    """Embeds at most `most` training images; None for 0 images or several processes."""
     if not most or jax.process_count() > 1:  # this process alone makes the page
         return None
     rows = np.arange(len(run.train))
@@ -176,7 +176,7 @@ def _training(
 
 
 def short_names(split: Split) -> list[str] | None:
-    """The last two parts of each image's path; None where images have no names of their own."""
+    """Returns the last two parts of each image's path; None for images without names."""
     if not len(split) or isinstance(split.records, np.ndarray):
         return None
     names = [record_name(split.records, i) for i in range(len(split))]
@@ -192,7 +192,7 @@ def _views(
     reader: Reader,
     readable: np.ndarray,
 ) -> list[dict[str, Any]]:
-    """What goes on inside the method, on a few of the readable test images."""
+    """Returns views of the inside of the method, for a few readable test images."""
     rng = np.random.default_rng(0)
 
     def images_of(rows: np.ndarray) -> np.ndarray:
@@ -208,7 +208,7 @@ def _views(
 
 
 def _inspect_fns(run: Run, state: TrainState) -> dict[str, Callable]:
-    """The functions of `Inspect` that a method has, as functions of uint8 images."""
+    """Returns the functions of `Inspect` that a method has, as functions of uint8 images."""
     # This process alone draws, on one device.
     params, model_state = jax.device_get(
         (optimizers.averaged(state.params, state.opt_state), state.model_state)

@@ -1,4 +1,4 @@
-"""A warning for runs that learn nothing."""
+"""Warnings about runs that learn nothing."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,19 +7,18 @@ from typing import Any
 import numpy as np
 
 _FEWEST_REPORTS = 9
-# There is no warning in the first 20 % of the steps, because the learning rate may still rise, and
-# no comparison with raw pixels in the first half.
+# Fractions of the steps before the warnings: first the learning rate may still rise.
 _EARLIEST, _EARLIEST_FOR_PIXELS = 0.2, 0.5
 _FEWEST_DIMENSIONS = 8  # A well-trained net of fewer dimensions can still score below raw pixels.
-# If raw pixels reach R@1 of 90 %, there is a warning only if the net reaches less than half of it.
+# Above this R@1 of raw pixels, the warning needs a net with less than half of their R@1.
 _EASY = 0.9
 
 
 def has_moved(losses: Sequence[float]) -> bool:
-    """Whether the last third of the losses differs from the first third by more than their noise.
+    """Returns whether the last third of the losses differs from the first by more than noise.
 
-    It does if the difference of the means is more than twice its standard error, or more than a
-    tenth of the first mean. Fewer than 9 losses are too few to tell: True.
+    The means must differ by more than twice the standard error of the difference, or by a tenth of
+    the first mean. Fewer than 9 losses count as moved.
     """
     if len(losses) < _FEWEST_REPORTS:
         return True
@@ -31,10 +30,10 @@ def has_moved(losses: Sequence[float]) -> bool:
 
 
 def has_risen(scores: Sequence[float], *, images: int) -> bool:
-    """Whether a later score is above the first by more than twice its standard error.
+    """Returns whether a later score exceeds the first by more than twice its standard error.
 
-    A score is a share of `images` images, so the error is binomial. Fewer than 2 scores are too few
-    to tell: True.
+    A score is a fraction of `images` images, so the error is binomial. A single score counts as
+    risen.
     """
     if len(scores) < 2:
         return True
@@ -42,32 +41,27 @@ def has_risen(scores: Sequence[float], *, images: int) -> bool:
 
 
 def _noise(first: float, second: float, images: int) -> float:
-    """Twice the standard error of the mean of two shares of `images` images."""
-    share = min(max((first + second) / 2, 0.0), 1.0)
-    return 2 * math.sqrt(share * (1 - share) / max(images, 1))
+    """Returns twice the standard error of the mean of two fractions of `images` images."""
+    fraction = min(max((first + second) / 2, 0.0), 1.0)
+    return 2 * math.sqrt(fraction * (1 - fraction) / max(images, 1))
 
 
 def below_pixels(
     rows: Sequence[Mapping[str, Any]], *, dim: int, images: int, steps: int
 ) -> str | None:
-    """A warning if a run is no better than raw pixels after half of its steps, or None.
+    """Returns a warning if a run is no better than raw pixels after half of its steps, or None.
 
-    The loss of such a run may fall all the same, above all with proxies of very many classes.
+    The loss of such a run may fall nevertheless, above all with proxies of very many classes.
     `rows` are the lines of `metrics.jsonl`, `images` is the size of the test split, `dim` is the
     width of the embeddings, and `steps` is the length of the run.
     """
     pixels = next((row["raw/R@1"] for row in rows if "raw/R@1" in row), None)
     scores = {row["step"]: row["test/R@1"] for row in rows if "test/R@1" in row and row["step"]}
-    if (
-        pixels is None
-        or not scores
-        or max(scores) < _EARLIEST_FOR_PIXELS * steps
-        or dim < _FEWEST_DIMENSIONS
-    ):
+    is_late = max(scores, default=-1) >= _EARLIEST_FOR_PIXELS * steps
+    if pixels is None or not is_late or dim < _FEWEST_DIMENSIONS:
         return None
     best = max(scores.values())
-    is_easy = pixels >= _EASY
-    if best > (pixels / 2 if is_easy else pixels + _noise(pixels, best, images)):
+    if best > (pixels / 2 if pixels >= _EASY else pixels + _noise(pixels, best, images)):
         return None
     return (
         f"warning: after {max(scores):,} of {steps:,} steps the best test/R@1 is {100 * best:.1f}, "
@@ -80,10 +74,9 @@ def below_pixels(
 
 
 def warning(rows: Sequence[Mapping[str, Any]], *, key: str, images: int, steps: int) -> str | None:
-    """A warning if neither the loss nor the score of a run has changed, or None.
+    """Returns a warning if neither the loss nor the score of a run has changed, or None.
 
-    `rows` are the lines of `metrics.jsonl`, `key` names the score, such as 'val/R@1', `images` is
-    the size of its split, and `steps` is the length of the run.
+    `key` names the score, such as 'val/R@1'; `below_pixels` explains the other arguments.
     """
     losses = [row["loss"] for row in rows if "loss" in row]
     scores = {row["step"]: row[key] for row in rows if key in row and row["step"]}

@@ -1,4 +1,4 @@
-"""What a run reports: its header, its footer, its warnings and the frames of its movie."""
+"""The text that a run reports: header, footer and warnings; and the frames of its movie."""
 
 import pathlib
 from typing import Any
@@ -10,6 +10,7 @@ from dmljax import kernels, metrics
 from dmljax.adapt import path_of
 from dmljax.data.splits import Split
 from dmljax.files.result import Chosen, first_best
+from dmljax.files.run_folder import RunFolder
 from dmljax.hints import counted
 from dmljax.report import pictures
 from dmljax.report.scores_file import QueryScores
@@ -26,12 +27,12 @@ _LAST = "the last step was chosen (select=last)"
 
 
 def header(run: Run, state: TrainState) -> list[str]:
-    """The data, the net, the batches and the devices of a run, in a line or two."""
+    """Describes the data, the net, the batches and the devices of a run in a line or two."""
     leaves = jax.tree_util.tree_leaves_with_path(state.params)
     parameters = f"{sum(x.size for _, x in leaves):,} parameters"
     if run.frozen:
         learned = sum(x.size for keys, x in leaves if path_of(keys) not in run.frozen)
-        parameters += f", of which {learned:,} learn (trained={run.options.trained['name']})"
+        parameters += f", {learned:,} of them learn (trained={run.options.trained['name']})"
     platform = jax.devices()[0].platform
     devices = f"{run.shards.size} {platform} device{'s' if run.shards.size > 1 else ''}"
     convolutions = kernels.describe(getattr(run.net, "impl", "auto"), platform)
@@ -68,12 +69,12 @@ def header(run: Run, state: TrainState) -> list[str]:
 
 
 def _counts(split: Split, image: str, label: str) -> str:
-    """How many images of how many classes a split has."""
+    """Returns the counts of images and classes of a split as text."""
     return f"{counted(len(split), image)} of {counted(len(split.names), label)}"
 
 
 def _held_out(run: Run, split: Split) -> str:
-    """The held-out classes, and whether they choose the checkpoint."""
+    """Describes the held-out classes, and says if they choose the checkpoint."""
     text = _counts(split, "image", "held-out class")
     notes = []
     if split.query is not None:
@@ -84,7 +85,7 @@ def _held_out(run: Run, split: Split) -> str:
 
 
 def footer(run: Run, state: TrainState, evaluation: Evaluation, choice: Chosen) -> list[str]:
-    """The table of scores, and why this step was chosen."""
+    """Returns the table of scores, and the reason for the choice of the step."""
     lines = ["", table(evaluation.test_scores), f"test split {describe_score(run, state)}"]
     if line := describe_clustering(run):
         lines.append(line)
@@ -94,11 +95,11 @@ def footer(run: Run, state: TrainState, evaluation: Evaluation, choice: Chosen) 
 
 
 def stuck(run: Run, evaluation: Evaluation, workdir: pathlib.Path) -> str | None:
-    """A warning if the run has learned nothing so far, or less than raw pixels know."""
+    """Returns a warning if the run has learned nothing so far, or None."""
     if jax.process_index():
         return None
     split = run.splits.get(run.selection.split, run.test)
-    rows = read(workdir / "metrics.jsonl")
+    rows = read(RunFolder(workdir).metrics)
     key, images = run.selection.key, len(split)
     if line := stuck_lib.warning(rows, key=key, images=images, steps=run.steps):
         return line
@@ -109,7 +110,7 @@ def stuck(run: Run, evaluation: Evaluation, workdir: pathlib.Path) -> str | None
 
 
 def intervals(scores: QueryScores, average: str = "queries") -> str:
-    """How much the main test scores would vary with other test classes."""
+    """Describes how much the main test scores would vary with other test classes."""
     ranges = []
     for name in ("R@1", "MAP@R"):
         low, high = metrics.interval(scores.values[name], groups=scores.labels, over=average)
@@ -123,7 +124,7 @@ def intervals(scores: QueryScores, average: str = "queries") -> str:
 
 
 def choice(run: Run, step: int, rows: list[dict]) -> Chosen:
-    """Which step was chosen and why. `rows` are the lines of `metrics.jsonl`."""
+    """Returns the chosen step and the reason. `rows` are the lines of `metrics.jsonl`."""
     selection = run.selection
     key = selection.key
     scores = {row["step"]: row[key] for row in rows if key in row and row["step"]}
@@ -149,7 +150,7 @@ def choice(run: Run, step: int, rows: list[dict]) -> Chosen:
 
 
 def facts(run: Run) -> dict[str, Any]:
-    """What `result.json` says about every run, finished or not."""
+    """Returns the fields of `result.json` that every run has, finished or not."""
     return {
         "data": {
             name: {"images": len(split), "classes": len(split.names)}
@@ -166,7 +167,7 @@ def facts(run: Run) -> dict[str, Any]:
 def frame(run: Run, embeddings: dict[str, np.ndarray], workdir: pathlib.Path, step: int) -> None:
     """Draws the embeddings of the test split after a step, for the movie."""
     if jax.process_index() == 0:
-        folder = workdir / "frames"
+        folder = RunFolder(workdir).frames
         folder.mkdir(exist_ok=True)
         path = folder / f"{step:09d}.png"
         pictures.frame(embeddings[MAIN], run.test, path, title=f"step {step:,}")

@@ -1,4 +1,4 @@
-"""Devices that this machine need not have: XLA compiles for them from their description.
+"""Devices that this machine does not have: XLA compiles for them from a description.
 
 TPUs are described by libtpu, and have their names in JAX, such as `v5e:2x4`. GPUs are described
 here, and compiled for by JAX's plugin for CUDA: `h100:8` is a host of 8 GPUs, `h100:4x8` are four.
@@ -50,14 +50,14 @@ GPU_OPTIONS = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 
 
 def devices(name: str) -> list[jax.Device]:
-    """The devices of a topology. Raises one line for an unknown name or a missing package."""
+    """Returns the devices of a topology; raises for an unknown name or a missing package."""
     if not name:  # for which libtpu takes a TPU of its choice
         raise ValueError(f"--topology has an empty name: take names such as {_EXAMPLES}, or h100:8")
     return _tpus(name) if (gpu := _gpu(name)) is None else _gpus(name, gpu)
 
 
 def gpu_memory(name: str) -> float | None:
-    """The bytes that a program may take of a GPU; None for TPUs: libtpu refuses what is larger."""
+    """Returns the bytes that a program may take of a GPU; None for TPUs, where libtpu checks it."""
     gpu = _gpu(name)
     return None if gpu is None else _MEMORY_SHARE * gpu.memory
 
@@ -90,7 +90,7 @@ def _gpus(name: str, gpu: _Gpu) -> list[jax.Device]:
 
 
 def _target(gpu: _Gpu) -> str:
-    """The description in the form that XLA reads (`GpuTargetConfigProto`)."""
+    """Returns the description in the form that XLA reads (`GpuTargetConfigProto`)."""
     major, minor = gpu.capability
     shared, shared_of_block, threads = gpu.limits
     return f"""
@@ -133,7 +133,7 @@ def _gpu_names() -> str:
 
 
 def _hosts(name: str) -> dict[str, list[int]]:
-    """A host of fewer than the usual 2 x 2 chips, where there are no more."""
+    """Returns options for a host with fewer than the usual 2 x 2 chips."""
     match = re.search(r":([1-9]\d*(?:x[1-9]\d*){1,2})$", name)
     sides = [int(side) for side in match[1].split("x")] if match else []
     host = [min(side, 2) for side in sides[:2]]
@@ -141,6 +141,6 @@ def _hosts(name: str) -> dict[str, list[int]]:
 
 
 def _libtpu() -> str:
-    """The version of libtpu that this version of JAX asks for."""
+    """Returns the version of libtpu that this version of JAX needs."""
     words = (word.partition(";")[0].strip() for word in importlib.metadata.requires("jax") or ())
     return next((word for word in words if word.startswith("libtpu")), "libtpu")

@@ -13,6 +13,7 @@ from dmljax.config import fields
 from dmljax.config.build import build
 from dmljax.data.splits import warn_of_one_class
 from dmljax.files import parts
+from dmljax.files.run_folder import RunFolder
 from dmljax.hints import counted
 from dmljax.report import pictures as drawing
 from dmljax.runs import folder, frozen, page, summary
@@ -53,7 +54,7 @@ def run(
     with (
         folder.claimed(workdir, run.config, run_digests, overwrite=overwrite),
         Checkpoints(
-            workdir / "checkpoints",
+            RunFolder(workdir).checkpoints,
             keep=run.options.checkpoint.keep,
             base=initial_state.base_of(run),
             class_rows=run.class_rows,
@@ -76,7 +77,7 @@ def check(run: Run) -> None:
 
 
 def compute_features(config: Any, *, shard: parts.Shard) -> tuple[int, pathlib.Path]:
-    """Computes a part of the cached features of a run; the number of images, and their folder."""
+    """Computes a part of the cached features of a run; returns the image count and the folder."""
     run = build(config)
     if run.cache is None:
         raise ValueError("--features needs a config with features='cached', such as folder.py")
@@ -112,7 +113,7 @@ def _train_and_report(
         for line in [*summary.header(run, restored.state), *origin]:
             journal.say(line)
         warn_of_one_class(
-            run.train, "the training split", result="there is no other class to tell it from"
+            run.train, "the training split", result="it has no other class to be told from"
         )
         warn_of_one_class(run.test, "the test split")
         data = resident.choose(run, say=journal.say)  # may refuse: before an evaluation takes time
@@ -167,7 +168,7 @@ def _evaluate_untrained(
 
 
 class _Observer:
-    """Writes what an evaluation shows: projector, frame of the movie, at most one warning."""
+    """Writes the projector, a frame of the movie and at most one warning of an evaluation."""
 
     def __init__(self, run: Run, journal: Journal, workdir: pathlib.Path):
         self._run, self._journal, self._workdir = run, journal, workdir
@@ -201,8 +202,8 @@ def _report(
     journal: Journal,
     report: results.Report,
 ) -> None:
-    """The last lines of a run, `result.json`, the scores of single queries, page and movie."""
-    choice = summary.choice(run, int(state.step), read(workdir / "metrics.jsonl"))
+    """Writes the last lines of a run, `result.json`, scores of queries, page and movie."""
+    choice = summary.choice(run, int(state.step), read(RunFolder(workdir).metrics))
     for line in summary.footer(run, state, evaluation, choice):
         journal.say(line)
     scores, values = None, dict(evaluation.scores)
@@ -225,10 +226,11 @@ def _report(
     if page.write(run, state, evaluation, workdir, scores, evaluator=evaluator):
         journal.say(f"report: {workdir / page.FILE} ({time.perf_counter() - start:.0f} s)")
     if isinstance(movie := run.options.pictures, Movie):
+        files = RunFolder(workdir)
         drawing.movie(
-            workdir / "frames",
-            workdir / "movie.gif",
+            files.frames,
+            files.movie,
             frame_ms=movie.frame_ms,
             last_frame_ms=movie.last_frame_ms,
         )
-        journal.say(f"movie: {workdir / 'movie.gif'}")
+        journal.say(f"movie: {files.movie}")

@@ -66,7 +66,7 @@ class Row(NamedTuple):
 
 
 def images_of_folder(root: str | os.PathLike) -> tuple[Split, bool]:
-    """The images of a folder, and whether they are labeled by folders of classes.
+    """Returns the images of a folder, and whether folders of classes label them.
 
     With folders `query/` and `gallery/`, or `test/`, these are the images; otherwise all are.
     """
@@ -103,7 +103,7 @@ def check_out(out: str | os.PathLike) -> None:
 
 
 def _folder_name(row: str) -> str:
-    """The folder of a row, by its name."""
+    """Returns the name of the folder of a row."""
     return row.replace(" ", "_")
 
 
@@ -116,7 +116,7 @@ def embed(
     batch_size: int,
     skipped: collections.Counter[str] | None = None,
 ) -> Row | None:
-    """The features of all images as unit vectors; without a backbone, the raw pixels.
+    """Computes the features of all images as unit vectors; without a backbone, raw pixels.
 
     Features that are on disk already are not computed again. With `shard`, only that part is
     computed, and the result is None. Images that cannot be read have rows of NaN. Where they are
@@ -224,7 +224,7 @@ def score(rows: Sequence[Row], images: Split, out: str | os.PathLike) -> RunComp
 
 
 def seconds_text(row: Row) -> str:
-    """The time of one image, as text."""
+    """Returns the time of one image as text."""
     return "-" if row.seconds is None else f"{row.seconds:.3f}"
 
 
@@ -290,7 +290,7 @@ def page_of_clusters(row: Row, images: Split, out: str | os.PathLike) -> tuple[i
 def _near_duplicates(
     embeddings: np.ndarray, readable: np.ndarray, reader: Reader
 ) -> list[dict[str, Any]]:
-    """Pairs of almost the same picture."""
+    """Returns pairs of almost equal pictures."""
     rows = np.flatnonzero(readable)
     gray_fn = diagnosis.gray_copies(reader)
     assert gray_fn is not None

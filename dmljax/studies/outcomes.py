@@ -1,4 +1,4 @@
-"""The state of a run: finished, failed, running, or waiting for a worker."""
+"""The state of a run: finished, failed, running, or waiting for a process."""
 
 import contextlib
 import os
@@ -6,15 +6,14 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
 from dmljax.files import locks, reading
 from dmljax.files import result as results
 from dmljax.files.result import Result
+from dmljax.files.run_folder import RunFolder
 from dmljax.files.writing import make_folder, sync, write_json
-
-FAILURE, KILLS, LOCK = "failure.json", "kills.json", "study.lock"
 
 
 class Outcome(NamedTuple):
@@ -29,15 +28,17 @@ class Outcome(NamedTuple):
 
     @property
     def is_over(self) -> bool:
+        """Whether no process needs to do anything more."""
         return self.state == "finished" or self.has_failed
 
     @property
     def has_failed(self) -> bool:
+        """Whether the run ended with an error."""
         return self.state in ("failed", "diverged")
 
 
 def outcome(folder: pathlib.Path) -> Outcome:
-    """The outcome of the run in a folder, which need not exist."""
+    """Returns the outcome of the run in a folder, which need not exist."""
     result = _result(folder)
     if result is not None and result.status == "finished":
         digest = result.digests["run"] or ""
@@ -46,26 +47,16 @@ def outcome(folder: pathlib.Path) -> Outcome:
         return Outcome(
             "failed",
             f"its config, data or weights changed while the study ran (digest {digest[:12]}): "
-            f"delete {folder} to make it again",
+            f"delete {folder} to run it again",
         )
     types = {"status": str, "message": str}
-    failure = read_json(folder / FAILURE, "the run continues", types)
+    failure = read_json(RunFolder(folder).failure, "the run continues", types)
     if failure is not None:
         return Outcome(failure["status"], failure["message"])
     if not folder.is_dir():
         return Outcome("waiting")
     with locked(folder, shared=True) as file:
         return Outcome("waiting" if file is not None else "running")
-
-
-def mean_score(finished: Sequence[Result], score: str) -> float:
-    """The mean of a score over finished runs, such as all runs of one trial."""
-    values = [result.scores.get(score) for result in finished]
-    numbers = [value for value in values if value is not None]
-    if len(numbers) < len(values):
-        names = ", ".join(sorted(finished[0].scores))
-        raise ValueError(f"search.score: a trial has no {score!r}; its scores are {names}")
-    return sum(numbers) / len(numbers)
 
 
 def _result(folder: pathlib.Path) -> Result | None:
@@ -75,9 +66,9 @@ def _result(folder: pathlib.Path) -> Result | None:
 
 
 def read_json(path: pathlib.Path, effect: str, types: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The JSON of a file with fields of some types, or None.
+    """Reads JSON with fields of some types; None without the file.
 
-    If it is damaged, the user may delete it with this `effect`.
+    The error for a damaged file tells the user to delete it, with this `effect`.
     """
     try:
         content = reading.json_value(path.read_bytes())
@@ -90,16 +81,14 @@ def read_json(path: pathlib.Path, effect: str, types: Mapping[str, Any]) -> dict
 
 
 @contextlib.contextmanager
-def locked(
-    folder: pathlib.Path, *, shared: bool = False, name: str = LOCK
-) -> Iterator[IO[str] | None]:
-    """The open lock file of a run's folder, or None while another process works on the run.
+def locked(folder: pathlib.Path, *, shared: bool = False) -> Iterator[IO[str] | None]:
+    """Yields the open lock file of a run's folder, or None while another process works on the run.
 
-    A process that inherits the file holds the lock as well: the run of a worker that was killed
-    stays locked until the run itself ends.
+    A process that inherits the file holds the lock as well: a run whose parent was killed stays
+    locked until the run itself ends.
     """
     try:
-        file = locks.lock(folder / name, shared=shared)
+        file = locks.lock(RunFolder(folder).study_lock, shared=shared)
     except locks.Taken:
         yield None
     else:
@@ -129,30 +118,32 @@ def check_locks(folder: pathlib.Path) -> None:
             is_locked = False
     if not is_locked:
         raise OSError(
-            f"the file system of {folder} has no working locks (flock), by which workers share "
+            f"the file system of {folder} has no working locks (flock), by which processes share "
             "runs: mount it with locks (Lustre: -o flock; NFS: without nolock), or choose a folder "
             "on another one by --workdir and --runs"
         )
 
 
 def mark_failed(folder: pathlib.Path, message: str, *, exit_status: int) -> None:
-    """Marks a run as failed, so that workers go on with others. `forget_failure` removes it."""
+    """Marks a run as failed, so processes go on with others. `forget_failure` removes the mark."""
     result = _result(folder)
     status = "diverged" if result is not None and result.status == "diverged" else "failed"
     content = {"status": status, "message": message, "exit_status": exit_status}
-    write_json(folder / FAILURE, content | {"host": os.uname().nodename}, indent=1)
+    write_json(RunFolder(folder).failure, content | {"host": os.uname().nodename}, indent=1)
 
 
 def count_kill(folder: pathlib.Path) -> int:
     """Records that the process of a run was killed, and returns how often that happened."""
-    old = read_json(folder / KILLS, "the run continues", {"kills": int})
+    file = RunFolder(folder).kills
+    old = read_json(file, "the run continues", {"kills": int})
     kills = 1 + (0 if old is None else old["kills"])
-    write_json(folder / KILLS, {"kills": kills})
+    write_json(file, {"kills": kills})
     return kills
 
 
 def forget_failure(folder: pathlib.Path) -> None:
-    """Removes the mark of a failed run, so that a worker makes it again."""
-    for name in (FAILURE, KILLS):
-        (folder / name).unlink(missing_ok=True)
+    """Removes the mark of a failed run, so a process runs it again."""
+    files = RunFolder(folder)
+    for path in (files.failure, files.kills):
+        path.unlink(missing_ok=True)
     sync(folder)

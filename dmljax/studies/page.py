@@ -30,8 +30,8 @@ svg.curves { margin: 0; } svg.curves text { font-size: 12px; fill: currentColor;
 """
 
 
-def as_html(table: Table, *, spread: str = printing.SPREAD) -> str:
-    """The table as a page that needs no other file: every seed as a dot over the interval."""
+def as_html(table: Table) -> str:
+    """Returns the table as a self-contained page: every seed is a dot over the interval."""
     ranges = {score: _range(table, score) for score in table.study.scores}
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8>",
@@ -39,15 +39,14 @@ def as_html(table: Table, *, spread: str = printing.SPREAD) -> str:
         f"<title>{html.escape(table.study.title)}</title><style>{_STYLE}</style>",
         f"<h1>{html.escape(table.study.title)}</h1>",
     ]
-    for i, (title, grid) in enumerate(printing.grids(table, spread=spread)):
+    for i, (title, grid) in enumerate(printing.grids(table)):
         parts.append(f"<p>{html.escape(title)}</p><div class=scroll><table>")
         parts.append(_line(grid[0], "th"))
         for row in grid[1:]:
             dots = {}
             if i == 0:
                 cells = next(r for r in table.rows if r.name == row[0]).cells
-                first = 1 + len(table.study.columns)
-                dots = {first + j: _dots(cells[s], *ranges[s]) for j, s in enumerate(ranges)}
+                dots = {1 + j: _dots(cells[s], *ranges[s]) for j, s in enumerate(ranges)}
             parts.append(_line(row, "td", dots))
         parts.append("</table></div>")
     parts += [_chart(metric, curves) for metric, curves in table.curves.items() if curves]
@@ -57,21 +56,21 @@ def as_html(table: Table, *, spread: str = printing.SPREAD) -> str:
 
 
 def _chart(metric: str, curves: Mapping[str, Curve]) -> str:
-    """The curves of one metric, a line for every row; its value at a point is a tooltip."""
+    """Draws the curves of one metric, a line for every row with its last value as a tooltip."""
     points = [point for curve in curves.values() for point in curve]
     most = max(step for step, _ in points) or 1
     low, high = (f(value for _, value in points) for f in (min, max))
     width, height, left = 640, 240, 70
 
-    def place(step: int, value: float) -> str:
-        share = (value - low) / (high - low) if high > low else 0.5
-        return f"{left + step / most * (width - left - 10):.1f},{height - 25 - share * 205:.1f}"
+    def point(step: int, value: float) -> str:
+        fraction = (value - low) / (high - low) if high > low else 0.5
+        return f"{left + step / most * (width - left - 10):.1f},{height - 25 - fraction * 205:.1f}"
 
     lines, names = "", ""
     for i, (row, curve) in enumerate(curves.items()):
         color = f"hsl({(i * 137) % 360} 65% 45%)"
         shown = curve[:: max(1, len(curve) // 400)]
-        path = " ".join(place(*point) for point in shown)
+        path = " ".join(point(*x) for x in shown)
         title = f"<title>{html.escape(row)}: {curve[-1][1]:.4g} at step {curve[-1][0]:,}</title>"
         lines += f"<polyline fill=none stroke='{color}' points='{path}'>{title}</polyline>"
         names += f"<span style='color:{color}'>&#9632;</span> {html.escape(row)} &nbsp; "
@@ -105,7 +104,7 @@ def _line(cells: list[str], tag: str, dots: dict[int, str] | None = None) -> str
 
 
 def _range(table: Table, score: str) -> tuple[float, float]:
-    """The smallest and the largest value of a column: the ends of the axis of its dots."""
+    """Returns the smallest and the largest value of a column, the ends of the axis of its dots."""
     values = [value for row in table.rows for value in row.cells[score].values.values()]
     low, high = min(values, default=0.0), max(values, default=1.0)
     return (low, high) if high > low else (low - 1, high + 1)
@@ -117,8 +116,8 @@ def _dots(cell: Cell, low: float, high: float) -> str:
     middle = _HEIGHT / 2
 
     def x(value: float) -> float:
-        share = min(max((value - low) / (high - low), 0), 1)
-        return _MARGIN + share * (_WIDTH - 2 * _MARGIN)
+        fraction = min(max((value - low) / (high - low), 0), 1)
+        return _MARGIN + fraction * (_WIDTH - 2 * _MARGIN)
 
     marks = [f"<line class=axis x1={_MARGIN} x2={_WIDTH - _MARGIN} y1={middle} y2={middle} />"]
     mean, _, bottom, top, n = cell.estimate

@@ -1,55 +1,35 @@
 """The runs of a study: the command of every run, and the digest that names its folder."""
 
-import inspect
+import hashlib
 import itertools
 import json
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from dmljax.config import fields, registry
+from dmljax.config import fields
 from dmljax.config import files as config_files
 from dmljax.files import reading
-from dmljax.hints import check_known
-from dmljax.studies import space as spaces
-from dmljax.studies.outcomes import outcome
-from dmljax.studies.study_file import Row, Search, Study, flags
+from dmljax.files.result import Result, first_best
+from dmljax.studies.outcomes import Outcome, outcome
+from dmljax.studies.study_file import Row, Study, flags
 
-DIGITS = 12  # of a digest, in the name of a folder
+_DIGITS = 12  # of a digest, in the name of a folder
 # Fields that a command line may set for all runs of a study: they cannot change a result.
-MOVABLE = (
+_MOVABLE = (
     "runtime",
     "notes",
     "pictures",
     *(f"{a}.{b}" for a in fields.PATHS for b in fields.PATHS[a]),
 )
-# Fields of a config that name a function with keywords, by the kind of the function.
-_KIND_OF = {"eval_transform": "transform", "normalize": "normalization"}
-_NAMED: tuple[str, ...] = (
-    "dataset",
-    "sampler",
-    "transform",
-    "eval_transform",
-    "normalize",
-    "net",
-    "method",
-)
-_NAMED += ("loss", "miner", "optimizer", "schedule")
-# Their fields that are not keywords of the function.
-OTHER_FIELDS = {
-    "net": ("weights",),
-    "dataset": ("image_share", "class_share", "full_epochs"),
-    "sampler": ("every",),
-}
-# Fields that `_check_config` reads.
-_CHECKED = {"method", "loss", "miner", "tile", "select", "patience", "reload_best_at"}
-_CHECKED |= {"evaluate", "held_out"}
 
 
 class PlannedRun(NamedTuple):
-    """One run: `python -m dmljax.main --config=CONFIG FLAGS --workdir=FOLDER`.
+    """One run: `dmljax train --config=CONFIG FLAGS --workdir=FOLDER`.
 
-    `digest` names the folder. `after` is the digest of the run that this one starts from.
+    `digest` names the folder. `after` are the digests of the runs that this one reads: the run that
+    it starts from, or the nets of an ensemble, which has no `config`.
     """
 
     row: str
@@ -58,246 +38,94 @@ class PlannedRun(NamedTuple):
     config: str
     flags: tuple[str, ...]
     digest: str
-    after: str | None = None
+    after: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
-        return f"{self.row}, seed {self.seed}" + (
-            "" if self.fold is None else f", fold {self.fold}"
-        )
+        """The name of the run for a reader."""
+        return f"{self.row}, seed {self.seed}{'' if self.fold is None else f', fold {self.fold}'}"
+
+    def command(self, runs: pathlib.Path, words: Sequence[str] = ()) -> list[str]:
+        """Returns the command line of the run; `words` are flags that cannot change its result."""
+        head = [sys.executable, "-m", "dmljax.main"]
+        tail = [*_words_of(words, self.after), *reading.trust_words()]
+        tail.append(f"--workdir={runs / self.digest}")
+        if not self.config:
+            return [*head, "study", "join", *(str(runs / x) for x in self.after), *tail]
+        return [*head, "train", f"--config={self.config}", *self.flags, *tail]
 
 
 def check_flags(words: Sequence[str]) -> None:
-    """Refuses words of the command line that would change the rows."""
+    """Raises for flags of the command line that would change the rows."""
     for word in words:
         field = word.removeprefix("--config.").partition("=")[0]
-        if not field.startswith(tuple(f"{x}." for x in MOVABLE)) and field not in MOVABLE:
+        if not field.startswith(tuple(f"{x}." for x in _MOVABLE)) and field not in _MOVABLE:
             raise ValueError(
                 f"{word} would change every row of the study: write it into the study file. The "
-                f"command line may set {', '.join(MOVABLE)}"
+                f"command line may set {', '.join(_MOVABLE)}"
             )
 
 
-def check_names(run: PlannedRun, study: Study) -> None:
-    """Refuses a run whose config file or modules the study file does not name.
-
-    The index and the database in the folder of a study may be of somebody else.
-    """
-    if reading.trust_words():
-        return
-    rows: list[Row | Search] = [*study.rows, *filter(None, [study.search])]
-    typed = {text for row in rows for text in _texts([row.config, row.overrides])}
-    if study.search is not None:
-        typed.update(_texts([study.search.space, study.search.first]))
-    words = [word for word in run.flags if not word.startswith("--config.start=")]
-    overrides = config_files.override({}, words)
-    names = [run.config, *(text for text in _texts(overrides) if ":" in text)]
-    if foreign := [name for name in names if name not in typed]:
-        raise ValueError(
-            f"{run.title}: the folder of the study names {foreign[0]!r}, which the study file does "
-            "not, and it could run code: if you trust that folder, add --trust-modules"
-        )
-
-
-def _texts(content: Any) -> Iterator[str]:
-    """All text in nested dicts and lists."""
-    if isinstance(content, str):
-        yield content
-    elif isinstance(content, Mapping):
-        yield from _texts(list(content.values()))
-    elif isinstance(content, list | tuple):
-        for item in content:
-            yield from _texts(item)
-
-
-def merged(config: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The completed config with overrides."""
-    return fields.complete(config_files.read(config, flags(overrides)))
-
-
-def completed(title: str, row: Row | Search) -> dict[str, Any]:
-    """The completed config of a row with its first seed; raises for a field that does not exist."""
-    try:
-        config = merged(row.config, row.overrides)
-        for field in row.overrides:
-            check_field(field, config)
-    except (ValueError, TypeError, OSError) as error:
-        raise ValueError(f"{title}: {error}") from error
-    return config
-
-
-def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A completed config with the defaults of every function that it names, to compare rows.
-
-    `{"name": "triplet"}` and `{"name": "triplet", "margin": 0.05}` are equal here if the default
-    margin is 0.05.
-    """
-    content = fields.essential(dict(config))
-    for section in _NAMED:
-        if content.get(section) is not None:
-            content[section] = _with_defaults(_KIND_OF.get(section, section), content[section])
-    return content
-
-
-def _with_defaults(kind: str, spec: Any) -> Any:
-    options = dict(fields.named(spec))
-    function = _function(kind, options["name"])
-    parameters = inspect.signature(function).parameters.values()
-    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    for name, default in defaults.items():
-        if default is not inspect.Parameter.empty:
-            options.setdefault(name, getattr(default, "__name__", default))
-    for name, value in options.items():
-        if name in registry.ARGUMENTS and isinstance(value, str | Mapping):
-            options[name] = _with_defaults(name, value)
-    return options
-
-
-def _function(kind: str, name: str) -> Any:
-    """The function that a config names; raises, and lists the names, if there is none."""
-    if ":" in name or name not in registry.table(kind):
-        return registry.resolve(kind, name)
-    return registry.table(kind)[name]
-
-
-def check_field(field: str, config: Mapping[str, Any]) -> None:
-    """Raises unless a config has the field, or the function that it names has the keyword."""
-    section, _, leaf = field.partition(".")
-    if not leaf or section not in _NAMED:
-        return  # `complete` knows all other fields
-    leaf = leaf.partition(".")[0]
-    spec = fields.named(config[section])
-    if spec is None:
-        raise ValueError(f"{field}: {section} is None and has no fields")
-    names = {"name", *OTHER_FIELDS.get(section, ())}
-    name = spec["name"]
-    function = _function(_KIND_OF.get(section, section), name)
-    parameters = inspect.signature(function).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return
-    names |= {n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
-    if section == "optimizer":
-        from dmljax.train import optimizers
-
-        names |= set(inspect.signature(optimizers.build).parameters) - {"direction", "schedule"}
-    check_known(f"{section} ({name}) has no field", [leaf], names)
-
-
-def check_rows(study: Study) -> dict[str, dict[str, Any]]:
-    """The completed configs of all rows. Raises for a wrong one, and for two equal ones."""
-    configs: dict[str, dict[str, Any]] = {}
-    rows_by_content: dict[str, str] = {}
-    for row in study.rows:
-        if row.runs_of is not None or row.from_search:
-            continue
-        config = configs[row.name] = completed(f"row {row.name!r}", row)
-        other_run = config["start"] and config["start"]["mixed_with"]
-        content = _comparable([resolved(config), row.start_from, other_run, row.seeds])
-        if (other := rows_by_content.setdefault(content, row.name)) != row.name:
-            raise ValueError(
-                f"the rows {other!r} and {row.name!r} have the same config: remove one of them, "
-                "or change it"
-            )
-    if study.search is not None:
-        base = completed("search.row", study.search)
-        for field, range_ in study.search.space.items():
-            _check_range(field, range_, study.search, base)
-        if not any(field.partition(".")[0] in _CHECKED for field in study.search.space):
-            _check_config(study, "search", base, [study.search.score])
-    for row in study.rows:
-        title = f"row {row.name!r}"
-        if row.name in configs:
-            _check_config(study, title, configs[row.name], study.scores)
-        elif row.runs_of in configs and row.choose:
-            config = {**configs[row.runs_of], "select": row.choose, "patience": None}
-            _check_config(study, title, config, ())
-    return configs
-
-
-def _comparable(value: Any) -> str:
-    """Text that is the same for equal values: 1 and 1.0, a list and a tuple."""
-
-    def plain(x: Any) -> Any:
-        if isinstance(x, Mapping):
-            return {key: plain(item) for key, item in x.items()}
-        if isinstance(x, list | tuple):
-            return [plain(item) for item in x]
-        return float(x) if isinstance(x, int) and not isinstance(x, bool) else x
-
-    return json.dumps(plain(value), sort_keys=True, default=repr)
-
-
-def _check_range(field: str, range_: tuple, search: Search, base: Mapping[str, Any]) -> None:
-    """A field of the space must exist, and its ends must be values that the config can hold."""
-    try:
-        check_field(field, base)
-        for value in {spaces.point({field: range_}, [u])[field] for u in (0.0, 0.999)}:
-            merged(search.config, {**search.overrides, field: value})
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"search.space: {field}: {error}") from error
-
-
-def _check_config(
-    study: Study, title: str, config: Mapping[str, Any], scores: Iterable[str]
-) -> None:
-    """Raises for what would end each run at its start, or leave a column empty."""
-    from dmljax.config.scores import check  # here: it imports jax
-
-    if study.folds is not None:
-        if held_out := config["held_out"]:
-            raise ValueError(
-                f"{title}: folds of the study and held_out={held_out} both hold classes out: leave "
-                "out one of them"
-            )
-        config = {**config, "held_out": _fold(study.folds, 0)}
-    try:
-        check(config, scores)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{title}: {error}") from error
-
-
-def _fold(count: int | None, index: int) -> dict[str, Any]:
-    return {"name": "fold", "index": index, "count": count, "seed": None}
+def _words_of(words: Sequence[str], after: Sequence[str]) -> list[str]:
+    """Returns the flags for a run; a run that starts from another one takes its weights."""
+    return [w for w in words if not after or not w.startswith("--config.net.weights=")]
 
 
 class Planner:
-    """Plans runs, and computes the digest of a data set or of a file of weights once."""
+    """Plans the runs of a study in the folder `runs`, with flags of the command line.
+
+    A run that reads other runs can be planned once those are finished: its digest depends on them.
+    """
 
     def __init__(self, study: Study, runs: pathlib.Path, words: Sequence[str] = ()):
         self._study, self._runs, self._words = study, runs, tuple(words)
+        self._planned: dict[tuple[str, int, int | None], PlannedRun] = {}
         self._data_digests: dict[str, str] = {}
 
     def runs_of(self, rows: Iterable[Row]) -> list[PlannedRun]:
-        """The runs of rows: the first seed of every row comes first, so that tables fill evenly.
+        """Returns the runs of rows that can be planned now.
 
-        A run that starts from another one is left out until that one is finished: its digest
-        depends on the step that was chosen there.
+        The first seed of every row comes first, so tables fill evenly.
         """
-        rows = [row for row in rows if row.runs_of is None]
-        folds = range(self._study.folds) if self._study.folds else [None]
-        seeds = list(dict.fromkeys(s for row in rows for s in self._study.seeds_of(row)))
-        planned = [
-            self._planned(row, seed, fold)
-            for seed, fold, row in itertools.product(seeds, folds, rows)
-            if seed in self._study.seeds_of(row)
-        ]
+        rows = [row for row in rows if row.runs_of is None or row.join]
+        seeds = dict.fromkeys(seed for row in rows for seed in self._study.seeds_of(row))
+        planned = (
+            self._plan(row, seed, fold)
+            for seed, fold, row in itertools.product(seeds, self._folds(None), rows)
+            if seed in self._study.seeds_of(row) and fold in self._folds(row)
+        )
         return [run for run in planned if run is not None]
 
-    def _planned(self, row: Row, seed: int, fold: int | None) -> PlannedRun | None:
-        overrides, after = {**row.overrides, "seed": seed}, None
-        if fold is not None:
-            overrides["held_out"] = _fold(self._study.folds, fold)
-        if row.start_from is not None:
-            start = self._planned(self._study.row(row.start_from), seed, fold)
-            if start is None or outcome(self._runs / start.digest).state != "finished":
+    def _folds(self, row: Row | None) -> Sequence[int | None]:
+        if row is None:
+            return [None, *range(self._study.folds or 0)]
+        return range(self._study.folds) if self._study.folds and not row.join else [None]
+
+    def _plan(self, row: Row, seed: int, fold: int | None) -> PlannedRun | None:
+        key = (row.name, seed, fold)
+        if key not in self._planned:
+            plan_fn = self._ensemble if row.join else self._training
+            if (run := plan_fn(row, seed, fold)) is None:
                 return None
-            after = start.digest
-            overrides["start.name"] = str(self._runs / after)
+            self._planned[key] = run
+        return self._planned[key]
+
+    def _training(self, row: Row, seed: int, fold: int | None) -> PlannedRun | None:
+        if (chosen := self._chosen(row)) is None:
+            return None
+        overrides, after = {**chosen.overrides, "seed": seed}, ()
+        if fold is not None:
+            overrides["held_out"] = self._study.fold(fold)
+        if chosen.start_from is not None:
+            start = self._plan(self._study.row(chosen.start_from), seed, fold)
+            if start is None or self._outcome(start).state != "finished":
+                return None
+            after = (start.digest,)
+            overrides["start.name"] = str(self._runs / start.digest)
         words = flags(overrides)
-        run = PlannedRun(row.name, seed, fold, row.config, tuple(words), "", after)
-        check_names(run, self._study)  # a point of a search is from its database
-        config = config_files.read(row.config, [*words, *words_of(self._words, after)])
-        return run._replace(digest=self._digest(config)[:DIGITS])
+        config = config_files.read(chosen.config, [*words, *_words_of(self._words, after)])
+        digest = self._digest(config)[:_DIGITS]
+        return PlannedRun(row.name, seed, fold, chosen.config, tuple(words), digest, after)
 
     def _digest(self, config: dict[str, Any]) -> str:
         from dmljax.config import build  # here: it imports jax
@@ -307,36 +135,53 @@ class Planner:
         self._data_digests[key] = run_digests.data
         return run_digests.run
 
+    def _chosen(self, row: Row) -> Row | None:
+        """Returns the row with the config of its best candidate; None until all of them are over.
 
-def words_of(words: Sequence[str], after: str | None) -> list[str]:
-    """The words for a run; one that starts from the run `after` takes its weights from there."""
-    return [w for w in words if after is None or not w.startswith("--config.net.weights=")]
+        The value of a candidate is the mean score of its runs. The first of equals is the best.
+        """
+        if not row.best_of:
+            return row
+        values: dict[int, float] = {}
+        others: list[Result] = []  # finished runs without the score
+        for number, name in enumerate(row.best_of):
+            candidate = self._study.row(name)
+            count = len(self._study.seeds_of(candidate)) * len(self._folds(candidate))
+            outcomes = [self._outcome(run) for run in self.runs_of([candidate])]
+            if len(outcomes) < count or not all(x.is_over for x in outcomes):
+                return None
+            results = [x.result for x in outcomes if x.result is not None]
+            scores = [result.scores.get(row.by) for result in results]
+            numbers = [score for score in scores if score is not None]
+            if len(numbers) == count:
+                values[number] = sum(numbers) / count
+            others += results
+        if (best := first_best(values)) is None:
+            if others:
+                names = ", ".join(sorted(others[0].scores))
+                raise ValueError(
+                    f"row {row.name!r}: no candidate has the score {row.by!r} in all of its runs; "
+                    f"the scores of a run are {names}"
+                )
+            return None
+        candidate = self._chosen(self._study.row(row.best_of[best]))
+        assert candidate is not None  # all of its runs are over
+        overrides = {**candidate.overrides, **row.overrides}
+        return candidate._replace(name=row.name, overrides=overrides)
 
+    def _ensemble(self, row: Row, seed: int, fold: int | None) -> PlannedRun | None:
+        """Returns the run that scores several trained nets as one; None until all are finished."""
+        origin = self._study.row(row.runs_of or "")
+        members = [seed]
+        if isinstance(row.join, int):
+            first = self._study.seeds_of(row).index(seed) * row.join
+            members = list(self._study.seeds_of(origin)[first : first + row.join])
+        nets = [self._plan(origin, s, f) for s in members for f in self._folds(origin)]
+        if any(net is None or self._outcome(net).state != "finished" for net in nets):
+            return None
+        after = tuple(net.digest for net in nets if net is not None)
+        digest = hashlib.sha256("join".join(after).encode()).hexdigest()[:_DIGITS]
+        return PlannedRun(row.name, seed, fold, "", (), digest, after)
 
-def plain_rows(study: Study) -> list[Row]:
-    """The rows whose runs are known before any run is made."""
-    return [row for row in study.rows if not row.from_search]
-
-
-def trial_name(number: int) -> str:
-    return f"trial {number:04}"
-
-
-def row_of_trial(search: Search, number: int, point: Mapping[str, Any]) -> Row:
-    """A trial as a row: the overrides of the search, and its point."""
-    overrides = {**search.overrides, **point}
-    return Row(trial_name(number), search.config, overrides, seeds=search.seeds)
-
-
-def rows_of_search(search: Search) -> list[Row]:
-    """The trials of a search as rows, if their points are drawn in advance."""
-    return [row_of_trial(search, i, point) for i, point in enumerate(enumerated_points(search))]
-
-
-def enumerated_points(search: Search) -> list[dict[str, Any]]:
-    """The points `first` of a search, and then the points that are drawn in advance."""
-    count = search.trials - len(search.first)
-    drawn = spaces.points(
-        search.space, method=search.method, trials=max(count, 0), seed=search.seed
-    )
-    return [dict(point) for point in search.first][: search.trials] + drawn
+    def _outcome(self, run: PlannedRun) -> Outcome:
+        return outcome(self._runs / run.digest)

@@ -1,57 +1,48 @@
 """A table of a study as Markdown, LaTeX and CSV; `page.py` prints it as HTML.
 
-One value has no interval, two values are printed as they are, and an unresolved difference is
-called so, never "equal".
+One or two values are printed as they are, without an interval. An unresolved difference is called
+unresolved, never "equal".
 """
 
 import csv
 import io
 import math
 
-from dmljax.metrics.significance import level_text
+from dmljax.metrics import level_text
 from dmljax.studies.study_file import varies
 from dmljax.studies.table import Cell, Comparison, Table, TableRow
 
 FORMATS = ("md", "tex", "csv", "html")
-SPREADS = ("interval", "deviation")  # what a cell shows beside the mean
-SPREAD = "interval"  # by default
 NOT_RESOLVED, NO_TEST = "not resolved", "no spread between runs: no test"
 
 
-def caption(table: Table, spread: str = SPREAD) -> str:
-    """What a cell means."""
+def caption(table: Table) -> str:
+    """Explains a cell."""
     unit = "folds" if table.per_fold else "seeds"
-    how = {
-        "interval": f"mean ± half width of the {level_text()} Student interval over {unit}",
-        "deviation": f"mean (deviation with n - 1, n) over {unit}",
-    }[spread]
+    how = f"mean ± half width of the {level_text()} Student interval over {unit}"
     rules = sorted({rule for row in table.rows for rule in row.rules})
     chosen = {"last": "the last step counts"}
     how_chosen = "; ".join(chosen.get(rule, f"the step is chosen by {rule}") for rule in rules)
     return f"In percent: {how}; {how_chosen or 'no run is finished'}."
 
 
-def cell_text(row: TableRow, cell: Cell, *, spread: str = SPREAD) -> str:
-    """The text of a cell, with its marks."""
+def cell_text(row: TableRow, cell: Cell) -> str:
+    """Returns the text of a cell, with its marks."""
     if cell.estimate is None:
-        if row.planned and len(row.failures) + row.without_start == row.planned:
-            return "failed"
-        return "-"
+        return "failed" if row.planned and len(row.failures) == row.planned else "-"
     marks = ("†" if row.test_chosen else "") + ("‡" if row.failures else "")
-    mean, deviation, low, high, n = cell.estimate
+    mean, _, low, high, n = cell.estimate
     if n == 1:
         return f"{mean:.1f}{marks} (1 run)"
     if n == 2:
         return ", ".join(f"{value:.1f}" for value in cell.values.values()) + marks
     half = (high - low) / 2
     digits = 2 if half < 0.1 else 1
-    if spread == "deviation":
-        return f"{mean:.{digits}f}{marks} ({deviation:.{digits}f}, {n})"
     return f"{mean:.{digits}f} ± {half:.{digits}f}{marks}"
 
 
 def comparison_text(comparison: Comparison) -> str:
-    """A difference with its interval, its adjusted p-value and the wins among pairs."""
+    """Returns a difference with its interval, its adjusted p-value and the wins among pairs."""
     d = comparison.difference
     wins = f", wins {comparison.wins} of {comparison.pairs}" if comparison.pairs else ""
     if not comparison.is_tested:
@@ -67,14 +58,10 @@ def _p(value: float) -> str:
 
 
 def _runs(row: TableRow) -> str:
-    """How many of the runs are finished, and what became of the others."""
+    """Counts the runs that are finished, failed, running or collapsed."""
     text = str(row.planned) if row.is_complete else f"{row.finished} of {row.planned}"
     if row.failures:
         text += f", {len(row.failures)} failed"
-    if row.without_start and row.without_start == row.planned:
-        text += ", its start failed"
-    elif row.without_start:
-        text += f", {row.without_start} whose start failed"
     if row.running:
         text += f", {row.running} running"
     if row.collapsed:
@@ -82,39 +69,24 @@ def _runs(row: TableRow) -> str:
     return text
 
 
-def _published(value: float | str | None) -> str:
-    return "" if value is None else str(value)
-
-
-def _size(value: float | str | None) -> str:
-    """A number of parameters or of operations: '12.0 M', '7.46 G'."""
-    if value is None or isinstance(value, str):
-        return value or ""
-    power, unit = next((p, u) for p, u in ((1e9, " G"), (1e6, " M"), (1, "")) if abs(value) >= p)
-    return f"{value / power:.3g}{unit}" if unit else f"{value:,.0f}"
-
-
-def grids(table: Table, *, spread: str = SPREAD) -> list[tuple[str, list[list[str]]]]:
-    """The scores, and the differences if there is a baseline: a title and cells, header first.
+def grids(table: Table) -> list[tuple[str, list[list[str]]]]:
+    """Returns the scores, and the differences if a row has a baseline: titles and rows of cells.
 
     Text between ** is bold: a difference that is resolved after Holm's adjustment.
     """
     study = table.study
-    names = (*study.columns, *study.scores)
-    published = [name for name in names if any(name in row.published for row in table.rows)]
-    header = ["row", *names, *(f"published {name}" for name in published), "runs"]
+    published = [name for name in study.scores if any(name in x.published for x in table.rows)]
+    header = ["row", *study.scores, *(f"published {name}" for name in published), "runs"]
     body = []
     for row in table.rows:
-        cells = [_size(row.sizes.get(name, "-")) for name in study.columns]
+        cells = []
         for score in study.scores:
-            text = cell_text(row, row.cells[score], spread=spread)
+            text = cell_text(row, row.cells[score])
             comparison = row.comparisons.get(score)
             cells.append(f"**{text}**" if comparison and comparison.is_better else text)
-        for name in published:
-            text_fn = _size if name in study.columns else _published
-            cells.append(text_fn(row.published.get(name)))
+        cells += [str(row.published.get(name, "")) for name in published]
         body.append([row.name, *cells, _runs(row)])
-    result = [(caption(table, spread), [header, *body])]
+    result = [(caption(table), [header, *body])]
     if any(row.comparisons for row in table.rows):
         tests = {
             "paired": "pairs of equal seeds, Student",
@@ -146,13 +118,8 @@ def grids(table: Table, *, spread: str = SPREAD) -> list[tuple[str, list[list[st
 
 
 def footer(table: Table) -> list[str]:
-    """What the numbers allow to conclude, which runs failed, and where the numbers come from."""
+    """Returns the conclusions, the failed runs, and the origin of the numbers."""
     lines = list(table.notes)
-    if table.study.columns:
-        lines.append(
-            "parameters: of the net that embeds, without the loss; flops: its multiply-adds for "
-            "one test image."
-        )
     if any(row.failures for row in table.rows):
         lines.append("‡: the mean of the runs that finished; others failed.")
         lines += [f"Failed: {failure}" for row in table.rows for failure in row.failures]
@@ -163,10 +130,10 @@ def footer(table: Table) -> list[str]:
     return [*lines, *table.provenance]
 
 
-def as_markdown(table: Table, *, spread: str = SPREAD) -> str:
-    """The table for a terminal and for a document."""
+def as_markdown(table: Table) -> str:
+    """Returns the table for a terminal and for a document."""
     lines = [f"## {table.study.title}", ""]
-    for title, grid in grids(table, spread=spread):
+    for title, grid in grids(table):
         widths = [max(len(row[i]) for row in grid) for i in range(len(grid[0]))]
         lines += [title, ""]
         for i, row in enumerate(grid):
@@ -183,10 +150,10 @@ def as_markdown(table: Table, *, spread: str = SPREAD) -> str:
     return "\n".join(lines) + "\n"
 
 
-def as_latex(table: Table, *, spread: str = SPREAD) -> str:
-    """Two tabulars with \\toprule and so on, which the package booktabs provides."""
+def as_latex(table: Table) -> str:
+    """Returns two tabulars with \\toprule and so on, which the package booktabs provides."""
     lines = [f"% {table.study.title}"]
-    for title, grid in grids(table, spread=spread):
+    for title, grid in grids(table):
         lines += [
             r"\begin{table}",
             r"\centering",
@@ -215,7 +182,7 @@ def _latex(text: str) -> str:
 
 
 def as_csv(table: Table) -> str:
-    """Raw values as shares, one line for every run, so that a reader can test otherwise."""
+    """Returns raw values as fractions, one line for every run, for a reader's own tests."""
     fields = list(dict.fromkeys(name for line in table.raw for name in line))
     file = io.StringIO()
     writer = csv.DictWriter(file, fields, lineterminator="\n", restval="")

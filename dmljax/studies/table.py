@@ -1,6 +1,6 @@
 """Outcomes as a table: means, intervals, differences to the baseline, and conclusions.
 
-Everything here is plain numbers; `printing` and `page` print them. Values are in percent.
+Values are in percent; `printing` and `page` show them.
 """
 
 import math
@@ -35,7 +35,7 @@ class Cell(NamedTuple):
 class Comparison(NamedTuple):
     """A row against its baseline: `p` is adjusted for the number of comparisons (Holm).
 
-    Without a spread between the runs there is no test: `p` and the interval are NaN.
+    Without a spread between the runs nothing is tested: `p` and the interval are NaN.
 
     With `less_is_better`, a difference below 0 is the better one; `wins` counts the better values.
     """
@@ -63,9 +63,7 @@ class TableRow(NamedTuple):
     """One row of the table.
 
     `finished` counts finished runs among the `planned` ones, and `failures` says why runs failed.
-    `without_start` counts runs that cannot start, because the run that they start from failed.
     `test_chosen`: test scores had a part in choosing the step, out of `candidates` evaluations.
-    `sizes` are the values of the study's `columns`.
     """
 
     name: str
@@ -74,14 +72,12 @@ class TableRow(NamedTuple):
     finished: int
     failures: tuple[str, ...]
     running: int
-    without_start: int
     test_chosen: bool
     candidates: int
     rules: tuple[str, ...]
     collapsed: int | None
     published: Mapping[str, float | str]
     comparisons: Mapping[str, Comparison]
-    sizes: Mapping[str, int]
 
     @property
     def is_complete(self) -> bool:
@@ -104,81 +100,58 @@ class Table(NamedTuple):
         return self.study.test == "folds"
 
 
-class _Run(NamedTuple):
+class Run(NamedTuple):
+    """A planned run with its outcome, the config of its folder, and its `metrics.jsonl`."""
+
     planned: PlannedRun
     outcome: Outcome
-    config: Mapping[str, Any] | None  # of the run folder
+    config: Mapping[str, Any] | None = None
+    lines: Sequence[Mapping[str, Any]] = ()
 
 
+# Fields of the config that the provenance shows, by their titles.
+_DESCRIBED = {"sampler": "sampler", "evaluated images": "eval_transform", "method": "method"}
 _Unit = tuple[int, int | None]  # seed and fold
 _Scores = Mapping[str, float | None]
 
 
-def make(
-    study: Study,
-    runs: Iterable[tuple[PlannedRun, Outcome, Mapping[str, Any] | None]],
-    *,
-    joined: Mapping[tuple[str, int], Mapping[str, float]] | None = None,
-    sizes: Mapping[str, Mapping[str, int]] | None = None,
-    lines: Mapping[str, Sequence[Mapping[str, float]]] | None = None,
-) -> Table:
-    """The table of a study.
-
-    `joined` are the scores of ensembles by row and seed, `sizes` the values of `columns` by row,
-    and `lines` the lines of `metrics.jsonl` by the digest of the run.
-    """
-    by_row: dict[str, list[_Run]] = {}
+def make(study: Study, runs: Iterable[Run]) -> Table:
+    """Returns the table of a study."""
+    by_row: dict[str, list[Run]] = {}
     for run in runs:
-        by_row.setdefault(run[0].row, []).append(_Run(*run))
-    rows = [
-        _row(study, row, by_row, joined or {}, (sizes or {}).get(row.name, {}))
-        for row in study.rows
-    ]
-    rows = _compared(study, rows)
+        by_row.setdefault(run.planned.row, []).append(run)
+    visible_rows = [row for row in study.rows if row.name not in study.candidates]
+    rows = _compared(study, [_row(study, row, by_row) for row in visible_rows])
     return Table(
         study=study,
         rows=tuple(rows),
         notes=tuple(_notes(study, rows)),
-        provenance=tuple(_provenance(study, by_row)),
+        provenance=tuple(_provenance(study, [r for runs in by_row.values() for r in runs])),
         raw=tuple(_raw(study, by_row)),
-        curves={name: _curves(name, study, by_row, lines or {}) for name in study.curves},
+        curves={name: _curves(name, study, by_row) for name in study.curves},
     )
 
 
-def _curves(
-    metric: str,
-    study: Study,
-    by_row: Mapping[str, Sequence[_Run]],
-    lines: Mapping[str, Sequence[Mapping[str, float]]],
-) -> dict[str, Curve]:
-    """The mean of a metric over the finished runs of every row, at the steps that all have."""
+def _curves(metric: str, study: Study, by_row: Mapping[str, Sequence[Run]]) -> dict[str, Curve]:
+    """Returns the mean of a metric over the finished runs of every row, at their common steps."""
     curves = {}
     for row in study.rows:
         runs = [r for r in by_row.get(row.name, ()) if r.outcome.result is not None]
-        values = [
-            {
-                line["step"]: line[metric]
-                for line in lines.get(r.planned.digest, ())
-                if metric in line
-            }
-            for r in runs
-        ]
+        values = [{x["step"]: x[metric] for x in r.lines if metric in x} for r in runs]
         steps = sorted(set.intersection(*map(set, values))) if values else []
         if steps:
-            curves[row.name] = [
-                (int(step), float(np.mean([run[step] for run in values]))) for step in steps
-            ]
+            curves[row.name] = [(int(s), float(np.mean([v[s] for v in values]))) for s in steps]
     return curves
 
 
 def chosen_scores(
     result: Result, rule: str | None, *, reloads: bool = False
 ) -> tuple[_Scores, bool, int]:
-    """The scores of a run by a rule; whether it reads test scores; the number of candidates.
+    """Returns the scores of a run by a rule, whether it reads test scores, and its candidates.
 
     `rule` is None for the choice of the run itself, 'last', or a score such as 'val/MAP@R', whose
-    first best evaluation is taken. A run that `reloads` its best step by test scores has read them,
-    whatever the rule.
+    first best evaluation counts. A run that `reloads` its best step by test scores has read them,
+    whatever the rule. The last value is the number of evaluations that the rule chooses from.
     """
     chosen = result.chosen
     assert chosen is not None, "only finished runs have scores"
@@ -200,16 +173,11 @@ def chosen_scores(
     return scores, has_read_test or key.startswith("test/"), len(scored)
 
 
-def _row(
-    study: Study,
-    row: Row,
-    by_row: Mapping[str, list[_Run]],
-    joined: Mapping[tuple[str, int], _Scores],
-    sizes: Mapping[str, int],
-) -> TableRow:
-    runs = by_row.get(row.runs_of or row.name, [])
-    origin = study.row(row.runs_of) if row.runs_of else row
-    folds = study.folds or 1
+def _row(study: Study, row: Row, by_row: Mapping[str, list[Run]]) -> TableRow:
+    has_own_runs = row.runs_of is None or row.join is not None
+    origin = row if has_own_runs else study.row(row.runs_of or "")
+    runs = by_row.get(origin.name, [])
+    folds = 1 if study.folds is None or row.join else study.folds
     planned = len(study.seeds_of(origin)) * folds
     finished = [(run, run.outcome.result) for run in runs if run.outcome.result is not None]
     picked = {
@@ -218,15 +186,12 @@ def _row(
         )
         for run, result in finished
     }
-    scores_of: dict[_Unit, _Scores] = {unit: scores for unit, (scores, _, _) in picked.items()}
-    if row.is_joined:
-        scores_of = {(seed, None): x for (name, seed), x in joined.items() if name == row.name}
     cells = {}
     for score in study.scores:
-        numbers = {unit: scores.get(score_key(score)) for unit, scores in scores_of.items()}
+        numbers = {unit: scores.get(score_key(score)) for unit, (scores, _, _) in picked.items()}
         values = {unit: 100 * value for unit, value in numbers.items() if value is not None}
-        if study.folds and study.test != "folds" and not row.is_joined:
-            values = _means_over_folds(values, study.folds)
+        if study.test != "folds" and folds > 1:
+            values = _means_over_folds(values, folds)
         values = dict(sorted(values.items()))
         estimate = metrics.student_interval(list(values.values())) if values else None
         cells[score] = Cell(values, estimate)
@@ -243,7 +208,6 @@ def _row(
             f"{run.planned.title}: {run.outcome.message}" for run in runs if run.outcome.has_failed
         ),
         running=sum(run.outcome.state == "running" for run in runs),
-        without_start=_without_start(study, origin, by_row),
         test_chosen=any(uses_test for _, uses_test, _ in picked.values()),
         candidates=max((count for _, _, count in picked.values()), default=0),
         rules=(row.choose,)
@@ -252,30 +216,11 @@ def _row(
         collapsed=collapsed,
         published=study.published.get(row.name, {}),
         comparisons={},
-        sizes=sizes,
     )
 
 
-def _without_start(study: Study, row: Row, by_row: Mapping[str, Sequence[_Run]]) -> int:
-    """How many runs of a row are not planned, because the run that they start from failed.
-
-    The digest of such a run would contain the step that its start has chosen.
-    """
-    planned = {(run.planned.seed, run.planned.fold) for run in by_row.get(row.name, [])}
-    failed: set[_Unit] = set()
-    source = row
-    while source.start_from is not None:
-        source = study.row(source.start_from)
-        failed |= {
-            (run.planned.seed, run.planned.fold)
-            for run in by_row.get(source.name, [])
-            if run.outcome.has_failed
-        }
-    return sum(seed in study.seeds_of(row) for seed, _ in failed - planned)
-
-
 def _means_over_folds(values: Mapping[_Unit, float], folds: int) -> dict[_Unit, float]:
-    """For each seed whose folds are all finished, the mean over its folds."""
+    """Returns the mean over the folds of each seed whose folds are all finished."""
     seeds: dict[int, list[float]] = {}
     for (seed, _), value in values.items():
         seeds.setdefault(seed, []).append(value)
@@ -283,7 +228,7 @@ def _means_over_folds(values: Mapping[_Unit, float], folds: int) -> dict[_Unit, 
 
 
 def _compared(study: Study, rows: list[TableRow]) -> list[TableRow]:
-    """The rows with their comparisons, each to its baseline."""
+    """Returns the rows with their comparisons, each to its baseline."""
     cells_of = {row.name: row.cells for row in rows}
     for score in filter(varies, study.scores):
         differences = {}
@@ -301,13 +246,13 @@ def _compared(study: Study, rows: list[TableRow]) -> list[TableRow]:
 
 
 def less_is_better(study: Study, score: str) -> bool:
-    """Whether a lower value of a column is the better one."""
+    """Returns whether a lower value of a column is the better one."""
     name = score_key(score).rpartition("/")[2]
     return score in study.less_is_better or name in metrics.LESS_IS_BETTER
 
 
 def _difference(study: Study, score: str, cell: Cell, other: Cell) -> Comparison | None:
-    """The difference by the test of the study; its p-value is not adjusted."""
+    """Computes the difference by the test of the study; its p-value is not adjusted."""
     shared = [unit for unit in cell.values if unit in other.values]
     a, b = [cell.values[u] for u in shared], [other.values[u] for u in shared]
     less = less_is_better(study, score)
@@ -328,7 +273,7 @@ def _difference(study: Study, score: str, cell: Cell, other: Cell) -> Comparison
 
 
 def visible(table_rows: Sequence[TableRow], study: Study, score: str) -> str | None:
-    """What differences in a score the study can see, as a sentence."""
+    """Returns a sentence about the smallest difference in a score that the study can see."""
     compared = [row.comparisons[score] for row in table_rows if score in row.comparisons]
     compared = [comparison for comparison in compared if comparison.is_tested]
     if not compared or study.test == "folds":
@@ -353,7 +298,7 @@ def _number(value: float) -> str:
 
 
 def _correlation(rows: Sequence[TableRow], study: Study, score: str) -> float | None:
-    """The mean correlation of seeds between rows and their baselines."""
+    """Computes the mean correlation of seeds between rows and their baselines."""
     cells_of = {row.name: row.cells[score].values for row in rows}
     correlations = []
     for row in rows:
@@ -386,11 +331,12 @@ def _notes(study: Study, rows: Sequence[TableRow]) -> Iterable[str]:
             "Intervals are over repetitions with other seeds; they hold for these folds and these "
             "classes."
         )
-    if study.search is not None:
-        yield (
-            f"Chosen by a {study.search.method} search of {study.search.trials} trials, by "
-            f"{study.search.score}; the score of the best trial itself is not reported."
-        )
+    for row in study.rows:
+        if row.best_of:
+            yield (
+                f"{row.name}: the settings of the best of {len(row.best_of)} trials, by {row.by}; "
+                "the score of that trial itself is not reported."
+            )
     counts = {row.candidates for row in rows if row.candidates}
     if any(row.test_chosen for row in rows) and len(counts) > 1:
         yield f"Rows were chosen from different numbers of evaluations: {sorted(counts)}."
@@ -403,29 +349,22 @@ def _notes(study: Study, rows: Sequence[TableRow]) -> Iterable[str]:
         )
 
 
-def _provenance(study: Study, by_row: Mapping[str, Sequence[_Run]]) -> Iterable[str]:
-    runs = [run for row_runs in by_row.values() for run in row_runs if run.outcome.result]
+def _provenance(study: Study, all_runs: Sequence[Run]) -> Iterable[str]:
+    runs = [run for run in all_runs if run.outcome.result and run.planned.config]
     results = [run.outcome.result for run in runs if run.outcome.result]
     configs = [essential(run.config) for run in runs if run.config]
     yield f"Study {study.source}, digest {study.digest[:12]}; {counted(len(runs), 'finished run')}."
     if not runs:
         return
-    parts = [
-        ("steps", {f"{r.steps:,}" for r in results}),
-        ("sampler", {_spec(c["sampler"]) for c in configs}),
-        ("evaluated images", {_spec(c["eval_transform"]) for c in configs}),
-        (
-            "dimension",
-            {str(c["method"].get("dim")) for c in configs if isinstance(c["method"], dict)},
-        ),
-        ("k-means", {_clustering(c["evaluate"]) for c in configs}),
-    ]
-    yield "; ".join(f"{name}: {_listed(values)}" for name, values in parts if values) + "."
-    data = {f"{_short(r.digests['data'])} ({_counts(r.data)})" for r in results}
+    parts: dict[str, set[str]] = {"steps": {f"{r.steps:,}" for r in results}}
+    for title, field in _DESCRIBED.items():
+        parts[title] = {_spec(config[field]) for config in configs}
+    yield "; ".join(f"{name}: {_listed(x)}" for name, x in parts.items() if x) + "."
+    data = {f"{(r.digests['data'] or '')[:12]} ({_counts(r.data)})" for r in results}
     weights = {
         # People send tables to others, so that no table has a path.
         (pathlib.PurePath(r.pretraining).name if r.pretraining else "none")
-        + (f" ({_short(digest)})" if (digest := r.digests.get("weights")) else "")
+        + (f" ({digest[:12]})" if (digest := r.digests.get("weights")) else "")
         for r in results
     }
     yield f"Data: {_listed(data)}. Pretraining: {_listed(weights)}."
@@ -446,13 +385,6 @@ def _spec(spec: Any) -> str:
     return f"{spec['name']}({options})" if options else spec["name"]
 
 
-def _clustering(options: Mapping[str, Any]) -> str:
-    options = options["clustering"] or {}
-    starts = options.get("starts", 1)
-    best = f", each the best of {starts} starts by inertia" if starts > 1 else ""
-    return f"seeds {', '.join(map(str, options.get('seeds', ())))}{best}"
-
-
 def _listed(values: set[str], most: int = 3) -> str:
     ordered = sorted(values)
     more = f" and {len(ordered) - most} others" if len(ordered) > most else ""
@@ -466,19 +398,14 @@ def _counts(data: Mapping[str, Mapping[str, int]]) -> str:
     )
 
 
-def _short(digest: str | None) -> str:
-    return (digest or "")[:12]
-
-
 def _code(code: Mapping[str, Any] | None) -> str:
     if code is None:
         return "an installed package"
     return code["revision"][:12] + (" with changes (dirty)" if code["dirty"] else "")
 
 
-def _raw(study: Study, by_row: Mapping[str, Sequence[_Run]]) -> Iterable[dict[str, Any]]:
-    """One line for every run: its name, its state, and all of its scores."""
-    rows = {row.name for row in study.rows}
+def _raw(study: Study, by_row: Mapping[str, Sequence[Run]]) -> Iterable[dict[str, Any]]:
+    """Yields a record of every run: its name, its state, and all of its scores."""
     for name, runs in by_row.items():
         for run in sorted(runs, key=lambda r: (r.planned.seed, r.planned.fold or 0)):
             planned, outcome = run.planned, run.outcome
@@ -492,7 +419,7 @@ def _raw(study: Study, by_row: Mapping[str, Sequence[_Run]]) -> Iterable[dict[st
             }
             if outcome.result is not None and (chosen := outcome.result.chosen) is not None:
                 scores = outcome.result.scores
-                if name not in rows:  # a trial is the best of many, so its test scores are biased
+                if name in study.candidates:  # test scores of the best of many are biased
                     scores = {k: v for k, v in scores.items() if not k.startswith("test/")}
                 line |= {
                     "step": chosen.step,

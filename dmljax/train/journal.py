@@ -20,6 +20,7 @@ from tensorboardX import SummaryWriter  # here, before JAX computes: it changes 
 
 from dmljax.files import reading
 from dmljax.files.progress import Progress
+from dmljax.files.run_folder import RunFolder
 from dmljax.files.writing import sync, write_text
 from dmljax.train import compilation
 
@@ -40,8 +41,8 @@ class Journal:
         repeats_evaluation: bool = False,
     ):
         self._total = total
-        self._metrics = workdir / "metrics.jsonl"
-        self._speed = workdir / "speed.jsonl"
+        files = RunFolder(workdir)
+        self._metrics, self._speed = files.metrics, files.speed
         self._progress = self._board = None
         self.restart_clock(step)
         if not write:
@@ -52,7 +53,7 @@ class Journal:
         compilation.compiled()  # counts from here on
         # By default every two minutes. `SummaryWriter.flush` does not wait for the last events.
         self._board = SummaryWriter(
-            str(workdir / "tensorboard"), purge_step=step + 1 if step else None, flush_secs=1
+            str(files.tensorboard), purge_step=step + 1 if step else None, flush_secs=1
         )
         self._progress = Progress("step", total, start=step, stream=sys.stdout)
         self._progress.start()

@@ -16,7 +16,8 @@ from typing import Any
 import jax
 
 import dmljax
-from dmljax.files.result import FILE, Chosen, Evaluated, Result, read_if_any, write
+from dmljax.files.result import Chosen, Evaluated, Result, read_if_any, write
+from dmljax.files.run_folder import RunFolder
 from dmljax.train import journal
 
 
@@ -41,7 +42,7 @@ class Report:
         self.earlier_seconds = 0.0  # of the processes before this one
         present = read_if_any(workdir)
         if jax.process_index() == 0 and (present is None or present.status != "finished"):
-            (workdir / FILE).unlink(missing_ok=True)  # what an earlier process failed with
+            RunFolder(workdir).result.unlink(missing_ok=True)  # what an earlier process failed with
 
     def seconds(self) -> float:
         """The seconds that this run has taken so far."""
@@ -49,7 +50,7 @@ class Report:
 
     def finished(self, chosen: Chosen, scores: Mapping[str, float], **facts: Any) -> None:
         """Writes the result of a run that came to its end."""
-        steps = [row["step"] for row in journal.read(self._workdir / "metrics.jsonl")]
+        steps = [row["step"] for row in journal.read(RunFolder(self._workdir).metrics)]
         self._write("finished", "", max(steps, default=chosen.step), chosen, dict(scores), facts)
 
     def failed(self, error: Exception, **facts: Any) -> None:
@@ -70,7 +71,7 @@ class Report:
     ) -> None:
         if jax.process_index():
             return
-        rows = journal.read(self._workdir / "metrics.jsonl")
+        rows = journal.read(RunFolder(self._workdir).metrics)
         result = self._result_fn(
             status=status,
             message=message,

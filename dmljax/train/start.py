@@ -13,6 +13,7 @@ from flax import traverse_util
 from dmljax.adapt import interpolated
 from dmljax.files import reading
 from dmljax.files import result as results
+from dmljax.files.run_folder import RunFolder
 from dmljax.train import options as options_lib
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.weights import from_tensors
@@ -46,7 +47,8 @@ def find(folder: str | os.PathLike) -> Start:
             f"start: {folder} is a file, and not the folder of a finished run: weights are read by "
             f"--config.net.weights={folder}"
         )
-    if not (folder / "config.json").is_file():
+    files = RunFolder(folder)
+    if not files.config.is_file():
         raise FileNotFoundError(f"start: {folder} holds no run: name the folder of a finished run")
     try:
         result = results.read(folder)
@@ -58,7 +60,7 @@ def find(folder: str | os.PathLike) -> Start:
             "another run can start from the step that it chooses"
         )
     step = result.chosen.step
-    if not (folder / "checkpoints" / str(step)).is_dir():
+    if not (files.checkpoints / str(step)).is_dir():
         raise FileNotFoundError(
             f"start: {folder} has no checkpoint of step {step}, which the run has chosen"
         )
@@ -75,7 +77,7 @@ def digest(options: options_lib.Start | None) -> str | None:
 
 def read(start: Start) -> dict[str, Any]:
     """The parameters and the statistics of batch norms of the chosen step, as `flat` names them."""
-    with Checkpoints(start.folder / "checkpoints") as checkpoints:
+    with Checkpoints(RunFolder(start.folder).checkpoints) as checkpoints:
         if fault := checkpoints.fault(start.step):
             raise ValueError(
                 f"start: checkpoint {start.step} of {start.folder} is damaged ({fault})"

@@ -16,7 +16,7 @@ def test_it_counts_what_learns_and_trains_nothing(tmp_path, capsys):
     assert main(["train", f"--config={file}", "--dry-run", f"--workdir={tmp_path / 'run'}"]) == 0
     lines = capsys.readouterr().out.splitlines()
     count = sum(x.size for x in jax.tree.leaves(build(tiny(tmp_path)).shapes.params))
-    assert f"parameters: {count:,}, of which {count:,} learn (100.0 %)" in lines[0]
+    assert f"parameters: {count:,}, {count:,} of them learn (100.0 %)" in lines[0]
     assert "a step: 8 images" in lines[1] and "6 steps" in lines[1]
     # Two convolutions of 3 x 3 on 12 x 12 pixels with strides of 2, and a linear layer, for 8
     # images; the backward pass takes twice as many, and more where strides leave holes.
@@ -40,7 +40,7 @@ def test_a_frozen_backbone_does_not_learn(tmp_path, capsys):
     text = capsys.readouterr().out
     head = build(config).shapes.params["head"]
     count = sum(x.size for x in head["red"].values())
-    assert text.index("== head") < text.index(f"of which {count:,} learn") < text.index("== all")
+    assert text.index("== head") < text.index(f"{count:,} of them learn") < text.index("== all")
     assert "learn (100.0 %)" in text.partition("== all")[2]
 
 

@@ -158,7 +158,7 @@ def _studies(folder):
     from dmljax.studies.plan import PlannedRun
     from dmljax.studies.study_file import Row, Study
 
-    study = Study("small", "small.py", "ab", (Row("plain", "tiny.py", {}),))
+    study = Study("small", "small.py", "ab", (Row("plain", "tiny.py", {}),), seeds=(0, 1))
     runs = [PlannedRun("plain", seed, None, "tiny.py", (), f"digest{seed}") for seed in range(2)]
     StudyFolder(folder / "study", folder / "runs").record(study, {"plain": {"steps": 6}}, runs)
 

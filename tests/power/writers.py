@@ -188,8 +188,65 @@ class Features:
         return None
 
 
-WRITERS = {kind.__name__: kind for kind in (Results, Index, Checkpoints, Features)}
-SLOW = {"OneCheckpoint": OneCheckpoint}
+class Studies:
+    """The index of a study that grows, and marks of its failed runs."""
+
+    def steps(self, root):
+        from dmljax.studies import outcomes
+        from dmljax.studies.folder import StudyFolder
+        from dmljax.studies.plan import PlannedRun
+        from dmljax.studies.study_file import Row, Study
+
+        folder = StudyFolder(root / "studies" / "small", root / "by_digest")
+        study = Study("small", "small.py", "ab", (Row("plain", "tiny.py", {}),), seeds=(0, 1, 2, 3))
+        runs = [
+            PlannedRun("plain", seed, None, "tiny.py", (), f"digest{seed}") for seed in range(4)
+        ]
+        run = root / "by_digest" / "digest0"
+        yield lambda: folder.record(study, {"plain": {}}, runs[:1])
+        yield lambda: folder.record(study, {"plain": {}}, runs[1:3])
+        yield lambda: outcomes.check_locks(run)
+        yield lambda: outcomes.mark_failed(run, "out of memory", exit_status=1)
+        yield lambda: folder.record(study, {"plain": {}}, runs[3:])
+        yield lambda: outcomes.forget_failure(run)
+        yield lambda: outcomes.count_kill(run)
+
+    def write(self, root):
+        for step in self.steps(root):
+            step()
+            acknowledge()
+
+    # Runs in the index, whether the run has a folder, its failure and its kills after each step.
+    states = (
+        (0, False, None, 0),
+        (1, False, None, 0),
+        (3, False, None, 0),
+        (3, True, None, 0),
+        (3, True, "out of memory", 0),
+        (4, True, "out of memory", 0),
+        (4, True, None, 0),
+        (4, True, None, 1),
+    )
+
+    def problem(self, root, count):
+        from dmljax.studies import outcomes
+        from dmljax.studies.folder import StudyFolder
+
+        folder = StudyFolder(root / "studies" / "small")
+        try:
+            runs = len(folder.planned())
+        except FileNotFoundError:
+            runs = 0
+        run = root / "by_digest" / "digest0"
+        outcome = outcomes.outcome(run)
+        marks = outcomes.read_json(run / "kills.json", "", {"kills": int}) or {"kills": 0}
+        state = runs, run.is_dir(), outcome.message or None, marks["kills"]
+        expected = self.states[count : count + 2]
+        return None if state in expected else f"{state}, not one of {expected}"
+
+
+WRITERS = {kind.__name__: kind for kind in (Results, Index, Checkpoints, Features, Studies)}
+SLOW = {OneCheckpoint.__name__: OneCheckpoint}
 
 if __name__ == "__main__":
     with open(os.devnull, "w") as sys.stdout:  # only acknowledgements go to the standard output

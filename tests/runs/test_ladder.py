@@ -58,6 +58,7 @@ def test_the_best_step_on_held_out_classes_counts(climbed, tmp_path):
     assert results.read(climbed / "all").steps == 4
     heads = {p.name: results.read(p).scores["val/MAP@R"] for p in climbed.glob("head-*")}
     assert len(heads) == 2 and heads[rows["head"]["folder"]] == max(heads.values())
+    assert rows["mix"]["folder"] == "mix-0.5"
     # As a study finds the run of a row.
     config = _config(climbed.parent, results.read(climbed).pretraining, pictures="page")
     assert results.read(climbed).digests == digests_of(config)._asdict()
@@ -102,9 +103,9 @@ def test_a_finished_ladder_is_read_and_another_one_is_refused(climbed, source, c
 
 def test_a_step_that_is_refused_leaves_the_result_of_the_ladder(climbed, source, tmp_path):
     moved = shutil.copytree(climbed, tmp_path / "moved")
-    shutil.rmtree(moved / "mix")
-    shutil.copytree(next(moved.glob("head-*")), moved / "mix")
-    with pytest.raises(ValueError, match=r"moved/mix holds a run of another config"):
+    shutil.rmtree(moved / "mix-0.5")
+    shutil.copytree(next(moved.glob("head-*")), moved / "mix-0.5")
+    with pytest.raises(ValueError, match=r"moved/mix-0.5 holds a run of another config"):
         ladder.run(_config(climbed.parent, source, pictures="page"), moved)
     assert (moved / "ladder.json").read_bytes() == (climbed / "ladder.json").read_bytes()
 
@@ -165,7 +166,7 @@ def test_a_killed_ladder_ends_the_same(climbed, source, tmp_path):
         assert {k: v for k, v in a.items() if k != "minutes"} == {
             k: v for k, v in b.items() if k != "minutes"
         }
-    states = [folder.reopen(x / "mix")[1].params for x in folders]
+    states = [folder.reopen(x / "mix-0.5")[1].params for x in folders]
     for a, b in zip(*map(jax.tree.leaves, states), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -183,7 +184,7 @@ def test_two_processes_climb_as_one_does(source, tmp_path):
             assert process.wait(240) == 0, (place / "out.txt").read_text()
         assert len(list(place.glob("*/manifest.json"))) == 2  # of training and test images
         ends.append(json.loads((place / "run" / "ladder.json").read_text()))
-        states.append(folder.reopen(place / "run" / "mix")[1].params)
+        states.append(folder.reopen(place / "run" / "mix-0.5")[1].params)
     assert ends[0]["chosen"] == ends[1]["chosen"]
     for one, two in zip(*(end["rows"] for end in ends), strict=True):
         assert one["folder"] == two["folder"]
@@ -270,21 +271,21 @@ def test_few_classes_leave_only_the_first_step(source, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        ([{"steps": 3}], "ladder.0 has no name"),
-        ([HEAD, {"name": "mix", "shares": [0.5]}], "mixes the two steps before it"),
-        ([HEAD, HEAD], "a name of its own"),
+        ([{"steps": 3}], "every step needs its own name"),
+        ([HEAD, {"name": "mix", "shares": [0.5]}], "shares mix the two steps before it"),
+        ([HEAD, HEAD], "needs its own name"),
         ([HEAD, {"name": "all", "stepz": 3}], "has no field 'stepz'"),
         (
             [HEAD, {"name": "lora", "trained": {"name": "lora", "targets": "no"}}],
             "matches no kernel",
         ),
-        ([HEAD, {"name": "a", "rates": 3}], "rates must be a list of numbers, not 3"),
+        ([HEAD, {"name": "a", "rates": 3}], "rates must be a list of numbers, got 3"),
         (
             [HEAD, {"name": "a", "steps": {"many": 3}}],
-            "steps={'many': 3} needs numbers of training",
+            "keys of steps={'many': 3} must be counts of training images",
         ),
-        ([HEAD, {"name": "a", "steps": {}}], "steps={} needs numbers of training images"),
-        ([HEAD, {"name": "a"}, {"name": "b", "shares": [2.0]}], "between 0 and 1, not 2.0"),
+        ([HEAD, {"name": "a", "steps": {}}], "keys of steps={} must be counts of training images"),
+        ([HEAD, {"name": "a"}, {"name": "b", "shares": [2.0]}], "between 0 and 1, got 2.0"),
     ],
 )
 def test_wrong_ladders_are_refused_before_anything_is_written(source, tmp_path, steps, message):

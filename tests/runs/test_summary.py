@@ -67,7 +67,7 @@ def test_splits_of_one_class_are_said_to_have_no_meaning(tmp_path, capsys, caplo
     sampler = {"name": "class_balanced", "classes": 1, "per_class": 4}
     _printed(tmp_path, capsys, sampler=sampler)
     test = "the test split has one class, '1': every image is right, and the scores say nothing"
-    train = "the training split has one class, '0': there is no other class to tell it from"
+    train = "the training split has one class, '0': it has no other class to be told from"
     assert caplog.text.count(test) == caplog.text.count(train) == 1
     caplog.clear()
     folder.score(tmp_path / "run")

@@ -37,6 +37,8 @@ def finished(scores, digest, *, chosen=None, evaluations=()):
         devices={"count": 1, "kind": "cpu", "processes": 1},
         versions={"jax": "0.10"},
         code={"revision": "c" * 40, "dirty": True},
+        average="queries",
+        preprocessing="",
     )
 
 

@@ -8,7 +8,8 @@ from study_files import write_study
 
 from dmljax import main
 from dmljax.config import fields as config_fields
-from dmljax.studies import outcomes, plan, session, space, study_file
+from dmljax.config import files as config_files
+from dmljax.studies import checks, outcomes, plan, points, study_file
 from dmljax.studies.folder import StudyFolder
 
 
@@ -16,13 +17,13 @@ from dmljax.studies.folder import StudyFolder
 def checked(tmp_path):
     def check(**fields):
         study = study_file.read(str(write_study(tmp_path, **fields)))
-        return study, plan.check_rows(study)
+        return study, checks.check_rows(study)
 
     return check
 
 
-SPACE = {"optimizer.rate": ("log", 1e-4, 1e-2)}
-SEARCH = {"space": SPACE, "trials": 3, "score": "val/MAP@R"}
+TRIALS = {"a": {}, "b": {"steps": 9, "seeds": [7]}}
+BEST = {"best_of": ["b"], "by": "val/MAP@R"}
 PROXIES = {"method": "proxies", "loss": "proxy_anchor"}
 
 
@@ -30,55 +31,69 @@ PROXIES = {"method": "proxies", "loss": "proxy_anchor"}
     ("fields", "message"),
     [
         ({"sees": 3}, "the study has no field 'sees': did you mean 'seeds'"),
-        ({"rows": {}}, "rows is a dict of at least one row"),
+        ({"rows": {}}, "rows must be a dict of at least one row"),
         ({"rows": {"a": {}, "b": {}}}, "the rows 'a' and 'b' have the same config"),
         (
             {"rows": {"a": {}, "b": {"loss.reduce_fn": "mean_of_active"}}},
             "'a' and 'b' have the same config",
         ),
-        ({"curves": "loss"}, "curves is a list of names, not 'loss'"),
-        ({"columns": ["flop"]}, "columns: there is no 'flop': did you mean 'flops'"),
+        ({"curves": "loss"}, "curves must be a list of names, got 'loss'"),
         (
-            {"rows": {"a": {}, "b": {"runs_of": "a", "join_seeds": 2}}, "seeds": 2},
-            "row 'b': 2 ensembles of 2 nets need 4 seeds of 'a', which has 2",
+            {"rows": {"a": {}, "b": {"runs_of": "a", "join": 2}}, "seeds": 2},
+            "row 'b': join=2: 2 ensembles need 4 seeds of 'a', which has 2",
         ),
+        ({"rows": {"a": {}, "b": {"runs_of": "a", "join": 1}}}, "a number of nets from 2 on"),
+        ({"rows": {"a": {}, "b": {"runs_of": "a", "steps": 9}}}, "remove its own fields"),
         ({"rows": {"a": {"stps": 3}}}, "row 'a': the config has no field 'stps': did you mean"),
         ({"rows": {"a": {"loss.margn": 3}}}, r"row 'a': loss \(triplet\) has no field 'margn'"),
         ({"rows": {"a": {"optimizer.rat": 3}}}, "has no field 'rat': did you mean 'rate'"),
-        ({"rows": {"a": {"seed": 3}}}, "write seed as seeds or folds of the study"),
+        ({"rows": {"a": {"seed": 3}}}, "write seed as seeds of the study"),
         ({"rows": {"a": {"start_from": "b"}}}, "start_from names no row 'b'"),
         ({"rows": {"a": {"start_from": ""}}}, "start_from names no row ''"),
         ({"rows": {"a": {"runs_of": ""}}}, "runs_of names no row ''"),
-        ({"rows": {"a": {"choose": "last"}}}, "choose, join_folds and join_seeds need runs_of"),
+        ({"rows": {"a": {"choose": "last"}}}, "choose and join need runs_of"),
         (
-            {"rows": {"a": {}, "b": {"runs_of": "a", "join_folds": True}}},
-            "row 'b': join_folds needs folds of the study",
+            {"rows": {"a": {}, "b": {"runs_of": "a", "join": "folds"}}},
+            "row 'b': join='folds' needs folds of the study",
         ),
-        ({"baseline": "dot"}, "baseline: there is no row 'dot'"),
+        ({"baseline": "dot"}, "baseline: no row is named 'dot'"),
         ({"baseline": "plain"}, "test must be chosen before the runs"),
         ({"test": "welch"}, "test='welch' needs a baseline"),
         ({"rows": {"a": {"baseline": "b"}}}, "row 'a': baseline names no other row 'b'"),
         ({"rows": {"a": {"baseline": ""}}}, "row 'a': baseline names no other row ''"),
-        ({"baseline": ""}, "baseline: there is no row ''"),
+        ({"baseline": ""}, "baseline: no row is named ''"),
         ({"rows": {"a": {"baseline": "a"}}}, "row 'a': baseline names no other row 'a'"),
         ({"rows": {"a": {}, "b": {"baseline": "a"}}}, "test must be chosen before the runs"),
-        ({"less_is_better": ["R@2"]}, "less_is_better: there is no column 'R@2'"),
+        ({"less_is_better": ["R@2"]}, "less_is_better: no column is named 'R@2'"),
         ({"baseline": "plain", "test": "folds"}, "test='folds' needs folds"),
-        ({"seeds": [1, 1]}, "seeds must be different whole numbers"),
+        ({"seeds": [1, 1]}, "seeds must be distinct integers"),
         ({"scores": ()}, "scores lists the columns"),
-        ({"scores": ("R@3",)}, r"computes R@3, because its K are \(1, 2\)"),
+        ({"scores": ("R@3",)}, r"no evaluation computes R@3, because its K are \(1, 2\)"),
         ({"select": "val/MAP@R"}, "row 'plain': select='val/MAP@R' needs held-out classes"),
         ({"select": "test/MAP"}, "row 'plain': select='test/MAP': the evaluation has no score"),
         (
             {"rows": {"a": {}, "b": {"runs_of": "a", "choose": "val/R@1"}}},
             "row 'b': select='val/R@1' needs held-out classes",
         ),
-        ({"search": SEARCH}, "search: the score val/MAP@R needs held-out classes: held_out=0.2"),
-        ({"scores": ("val/R@1",)}, "row 'plain': the score val/R@1 needs held-out classes"),
         (
-            {"folds": 4, "all": {"held_out": 0.2}},
-            "held_out=.* both hold classes out",
+            {"rows": TRIALS | {"c": BEST}},
+            "row 'b': the score val/MAP@R needs held-out classes: held_out=0.2",
         ),
+        ({"rows": TRIALS | {"c": BEST | {"by": "R@1"}}}, "must be a score of held-out classes"),
+        ({"rows": TRIALS | {"c": BEST | {"best_of": ["a"]}}}, r"'a' share the seeds \[0\]"),
+        ({"rows": TRIALS | {"c": BEST | {"best_of": ["d"]}}}, "best_of names no row 'd'"),
+        ({"rows": TRIALS | {"c": {"best_of": ["b"]}}}, "best_of and by need each other"),
+        ({"rows": TRIALS | {"c": BEST | {"argument": "x=1"}}}, "the base and the start of its"),
+        (
+            {"rows": TRIALS | {"c": BEST | {"stps": 3}}, "all": {"held_out": 0.5}},
+            "row 'c': the config has no field 'stps'",
+        ),
+        (
+            {"rows": {"a": {"start_from": "b"}, "b": {"start_from": "a", "steps": 9}}},
+            "row 'a': start_from or best_of leads back to this row",
+        ),
+        ({"scores": ("val/R@1",)}, "row 'plain': the score val/R@1 needs held-out classes"),
+        ({"folds": 4, "all": {"held_out": 0.2}}, "folds=4 and held_out=last both hold classes"),
         ({"all": {"patience": 2}}, "row 'plain': patience=2 needs a score to watch"),
         (
             {"rows": {"a": PROXIES | {"miner": "batch_hard"}}},
@@ -87,23 +102,7 @@ PROXIES = {"method": "proxies", "loss": "proxy_anchor"}
         ({"rows": {"a": {"tile": 4}}}, "row 'a': triplet does not exist in tiles"),
         ({"rows": {"a": {"loss": "arcface"}}}, "row 'a': the loss arcface compares with proxies"),
         ({"published": {"plain": {"R@1": 3}}}, "published needs published_from"),
-        ({"published": {"plan": {}}}, "published: there is no row 'plan': did you mean 'plain'"),
-        ({"rows": {"best": "from search"}}, "the study has no search"),
-        ({"search": SEARCH | {"score": "R@1"}}, "search.score must be of held-out classes"),
-        ({"search": SEARCH | {"method": "tp"}}, "there is no 'tp': did you mean 'tpe'"),
-        ({"search": SEARCH | {"seeds": (0, 7)}}, r"search.seeds and seeds share \[0\]"),
-        (
-            {"search": SEARCH | {"space": {"optimizer.rat": ("log", 1, 2)}}},
-            "search.space: optimizer.rat: optimizer .adam. has no field 'rat'",
-        ),
-        (
-            {"search": SEARCH | {"space": {"optimizr.rate": ("log", 1, 2)}}},
-            "search.space: optimizr.rate: the config has no field 'optimizr'",
-        ),
-        (
-            {"search": SEARCH | {"space": {"optimizer.rate": ("log", 0, 2)}}},
-            "a logarithmic range begins above 0",
-        ),
+        ({"published": {"plan": {}}}, "published: no row is named 'plan': did you mean 'plain'"),
     ],
 )
 def test_a_wrong_study_is_one_line(checked, fields, message):
@@ -112,14 +111,11 @@ def test_a_wrong_study_is_one_line(checked, fields, message):
 
 
 def test_scores_of_held_out_classes_are_there_with_validation_or_folds(checked):
-    fields = {"select": "val/MAP@R", "scores": ("val/R@1", "R@1"), "search": SEARCH}
+    fields = {"select": "val/MAP@R", "scores": ("val/R@1", "R@1")}
     rows = {"a": {}, "b": PROXIES, "c": {"runs_of": "a", "choose": "val/R@1"}}
+    rows |= {"d": {"steps": 9, "seeds": [7]}, "best": BEST | {"best_of": ["d"]}}
     for held_out in ({"folds": 4}, {"all": {"held_out": 0.5}}):
-        assert checked(rows=rows, **fields, **held_out)[1].keys() == {"a", "b"}
-    # The points of this search say how many classes are held out.
-    space = {"held_out": ("uniform", 0.2, 0.5)}
-    search = SEARCH | {"space": space, "row": {"select": "last"}}
-    checked(search=search)
+        assert checked(rows=rows, **fields, **held_out)[1].keys() == {"a", "b", "d"}
 
 
 def test_rows_are_compared_with_the_values_of_their_recipe_and_their_functions(tmp_path):
@@ -131,9 +127,9 @@ def test_rows_are_compared_with_the_values_of_their_recipe_and_their_functions(t
         content = {"base": "dvml", "argument": "mode=report", "rows": rows, "scores": ["R@1"]}
         path.write_text(f"def get_study():\n    return {content!r}\n")
         if samples == 20:
-            assert len(plan.check_rows(study_file.read(str(path)))) == 2
+            assert len(checks.check_rows(study_file.read(str(path)))) == 2
     with pytest.raises(ValueError, match="'experiment 1' and 'samples' have the same config"):
-        plan.check_rows(study_file.read(str(path)))
+        checks.check_rows(study_file.read(str(path)))
 
 
 def test_a_row_is_what_the_command_line_does(tmp_path):
@@ -142,10 +138,10 @@ def test_a_row_is_what_the_command_line_does(tmp_path):
     study = study_file.read(str(path))
     runs = plan.Planner(study, pathlib.Path("runs")).runs_of(study.rows)
     assert [run.seed for run in runs] == [3, 5] and runs[0].digest != runs[1].digest
-    config = config_fields.complete(plan.config_files.read(runs[0].config, runs[0].flags))
+    config = config_fields.complete(config_files.read(runs[0].config, runs[0].flags))
     assert (config["method"]["dim"], config["steps"], config["seed"]) == (8, 4, 3)
     assert config["loss"] == {"name": "contrastive"}
-    again = config_fields.essential(plan.completed("row", study.rows[0]))
+    again = config_fields.essential(checks._completed(study.rows[0]))
     assert again == {**config_fields.essential(config), "seed": 0}
 
 
@@ -171,19 +167,21 @@ def test_a_study_takes_arguments(tmp_path):
 def test_flags_that_change_rows_are_refused(tmp_path):
     path = write_study(tmp_path)
     with pytest.raises(ValueError, match=r"--config.steps=3 would change every row of the study"):
-        session.open_session(str(path), words=["--config.steps=3"])
+        main.main(["study", "run", str(path), "--config.steps=3"])
     words = ["--config.dataset.root=a", "--config.net.weights=b", "--config.runtime.cache=True"]
-    assert session.open_session(str(path), words=words).words == tuple(words)
+    plan.check_flags(words)
     # A run that starts from another one takes its weights, and not those of the file.
-    assert plan.words_of(words, None) == words
-    assert plan.words_of(words, "digest") == [words[0], words[2]]
+    run = plan.PlannedRun("plain", 0, None, "tiny.py", (), "digest")
+    assert set(words) <= set(run.command(tmp_path, words))
+    command = run._replace(after=("start",)).command(tmp_path, words)
+    assert {words[0], words[2]} <= set(command) and words[1] not in command
 
 
 def _recorded(folder, runs_folder, **fields):
     study = study_file.read(str(write_study(folder, **fields)))
     opened = StudyFolder(folder / "of_study", runs_folder)
-    configs = plan.check_rows(study)
-    planned = plan.Planner(study, opened.runs).runs_of(plan.plain_rows(study))
+    configs = checks.check_rows(study)
+    planned = plan.Planner(study, opened.runs).runs_of(study.rows)
     opened.record(study, configs, planned)
     return {(run.row, run.seed): run.digest for run in opened.planned()}
 
@@ -199,8 +197,14 @@ def test_rows_may_be_added_and_not_changed(tmp_path):
     more = base["rows"] | {"c": {"steps": 9}}
     added = _recorded(tmp_path, runs, **base | {"rows": more, "seeds": 2})
     assert first.items() < added.items() and len(added) == 6
+    # A row may change until one of its runs exists.
+    other = base | {"rows": {"a": {}, "d": {"steps": 7}}, "seeds": 2}
+    assert ("d", 0) in _recorded(tmp_path, runs, **other)
+    assert _recorded(tmp_path, runs, **base | {"rows": more, "seeds": 2}) == added
+    for row in "bc":
+        (runs / added[row, 0]).mkdir()
     base |= {"rows": more, "seeds": 2}
-    for changes, message in (
+    for fields, message in (
         ({"rows": more | {"b": {"method.dim": 9}}}, "row 'b': method.dim was 8 and is 9.*new name"),
         ({"rows": {"a": {}, "b": {"method.dim": 8}}}, "row 'c': it is gone"),
         ({"seeds": 1}, "row 'a': seed 1 is gone"),
@@ -213,8 +217,8 @@ def test_rows_may_be_added_and_not_changed(tmp_path):
         ({"name": "other"}, "holds the study 'small' .* not 'other': choose another --workdir"),
     ):
         with pytest.raises(ValueError, match=message):
-            _recorded(tmp_path, runs, **base | changes)
-        path = write_study(tmp_path, **base | changes)
+            _recorded(tmp_path, runs, **base | fields)
+        path = write_study(tmp_path, **base | fields)
         with pytest.raises(ValueError, match=message):
             main.main(["study", "table", str(path), f"--workdir={tmp_path / 'of_study'}"])
     assert _recorded(tmp_path, runs, **base) == added
@@ -271,17 +275,15 @@ def test_moved_data_is_the_same_run(tmp_path):
 
 def test_points_are_drawn_by_their_number():
     ranges = {"a": ("log", 1e-4, 1.0), "b": ("int", 2, 4), "c": ("choice", "x", "y")}
-    ranges["d"] = ("log_int", 2, 4)
-    for method in ("random", "sobol"):
-        few = space.points(ranges, method=method, trials=5, seed=3)
-        many = space.points(ranges, method=method, trials=40, seed=3)
-        assert many[:5] == few and len({json.dumps(p) for p in many}) == 40
-        assert space.points(ranges, method=method, trials=5, seed=4) != few
-        assert {p["b"] for p in many} == {p["d"] for p in many} == {2, 3, 4}
-        assert {p["c"] for p in many} == {"x", "y"}
-        assert all(1e-4 <= p["a"] < 1 for p in many)
-        below = sum(p["a"] < 1e-2 for p in many)
-        assert 12 <= below <= 28, "a logarithmic range has half of its points below its middle"
-    assert space.grid_size({"b": ("int", 2, 4), "c": ("choice", "x", "y")}) == 6
-    with pytest.raises(ValueError, match=r"a grid needs .* for a"):
-        space.grid_size(ranges)
+    few, many = (points.random(ranges, count, seed=3, steps=9) for count in (5, 40))
+    assert few.items() < many.items() and len({json.dumps(p) for p in many.values()}) == 40
+    assert points.random(ranges, 5, seed=4, steps=9) != few
+    drawn = list(many.values())
+    assert {p["b"] for p in drawn} == {2, 3, 4} and {p["c"] for p in drawn} == {"x", "y"}
+    assert all(1e-4 <= p["a"] < 1 and p["steps"] == 9 for p in drawn)
+    below = sum(p["a"] < 1e-2 for p in drawn)
+    assert 12 <= below <= 28, "a logarithmic range has half of its points below its middle"
+    grid = points.grid({"b": [2, 3], "c": ["x", "y"]})
+    assert next(iter(grid)) == "trial 0000" and [p["c"] for p in grid.values()] == ["x", "y"] * 2
+    with pytest.raises(ValueError, match="must be uniform, log, int or choice"):
+        points.random({"a": ("normal", 0, 1)}, 1)

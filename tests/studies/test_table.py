@@ -33,11 +33,11 @@ def _result(values, *, uses_test=False, candidates=1, rule=None, evaluations=(),
 
 
 def _table(
-    folder, values_by_row, *, outcomes=(), results=None, name_of_score="R@1", parts=None, **fields
+    folder, values_by_row, *, outcomes=(), results=None, name_of_score="R@1", lines=None, **fields
 ):
     """The table of a study whose runs have these values of a score, by row and seed.
 
-    `parts` are further arguments of `table.make`.
+    `lines` are the lines of `metrics.jsonl` by digest.
     """
     rows = {name: {"method.dim": 4 + i} for i, name in enumerate(values_by_row)}
     fields = {"rows": rows, "scores": [name_of_score], "seeds": 5} | fields
@@ -56,8 +56,9 @@ def _table(
                     scores = {f"test/{name}": value, f"val/{name}": value, "val/R@1": value}
                     result = _result(scores, **(results or {}))
                     outcome = Outcome("finished", result=result)
-                runs.append((planned, outcome, CONFIG))
-    return table.make(study, runs, **parts or {})
+                reported = (lines or {}).get(planned.digest, ())
+                runs.append(table.Run(planned, outcome, CONFIG, reported))
+    return table.make(study, runs)
 
 
 A, B = [70.0, 71.0, 69.5, 70.5, 70.2], [71.4, 72.1, 71.0, 71.6, 71.9]
@@ -80,9 +81,6 @@ def test_one_two_and_more_runs(tmp_path):
     assert _cells(text, "all")[1:] == [f"70.2 ± {half:.1f}", "5"]
     assert _cells(text, "none")[1:] == ["-", "0 of 5"]
     assert "95 % Student interval over seeds" in text and "the last step counts" in text
-    other = printing.as_markdown(_table(tmp_path, {"all": A}), spread="deviation")
-    assert _cells(other, "all")[1] == f"70.2 ({np.std(A, ddof=1):.1f}, 5)"
-    assert "deviation with n - 1" in other
     narrow = printing.as_markdown(_table(tmp_path, {"all": [70.0, 70.01, 70.02, 70.0, 70.01]}))
     assert _cells(narrow, "all")[1] == "70.01 ± 0.01"
 
@@ -177,21 +175,6 @@ def test_a_rule_takes_the_least_of_a_score_of_which_less_is_better():
     assert scores["test/class_deviation"] == 0.4
 
 
-def test_runs_whose_start_failed_say_so(tmp_path):
-    """They are not planned: their digest depends on a step that was never chosen."""
-    rows = {"a": {}, "b": {"start_from": "a"}, "c": {"start_from": "b", "method.dim": 9}}
-    failed = {("a", i): Outcome("failed", "x") for i in range(5)}
-    content = _table(tmp_path, {"a": []}, rows=rows, outcomes=failed)
-    text = printing.as_markdown(content)
-    assert _cells(text, "b")[1:] == ["failed", "0 of 5, its start failed"]
-    assert _cells(text, "c")[1:] == ["failed", "0 of 5, its start failed"]
-    one = {("a", 4): Outcome("diverged", "x")}
-    content = _table(tmp_path, {"a": A[:4]}, rows=rows, outcomes=one)
-    assert _cells(printing.as_markdown(content), "b")[1:] == ["-", "0 of 5, 1 whose start failed"]
-    content = _table(tmp_path, {"a": A[:4]}, rows=rows)
-    assert _cells(printing.as_markdown(content), "b")[1:] == ["-", "0 of 5"]
-
-
 def test_folds_have_the_corrected_test(tmp_path):
     values = {"a": [A[:4]], "b": [B[:4]]}
     fields = {"folds": 4, "baseline": "a", "test": "folds", "scores": ["val/R@1"], "seeds": 1}
@@ -267,8 +250,7 @@ def test_provenance(tmp_path):
         "digest ",
         "steps: 6",
         "class_balanced(classes=4)",
-        "dimension: 4",
-        "k-means: seeds 0.",
+        "method: pairs(dim=4).",
         "abababababab",
         "(dirty)",
     ):
@@ -284,33 +266,11 @@ def test_a_short_study_is_not_said_to_take_no_hours(seconds, shown):
     assert shown_duration(seconds) == shown
 
 
-def test_ensembles_and_sizes_are_columns_of_their_rows(tmp_path):
-    """Ensemble i of a row is paired with seed i of the others; sizes are printed as in papers."""
-    rows = {
-        "net": {},
-        "nets": {"runs_of": "net2", "join_seeds": 2},
-        "net2": {"method.dim": 2, "seeds": 10},
-    }
-    joined = {("nets", seed): {"test/R@1": value / 100} for seed, value in enumerate(B)}
-    sizes = {"net": {"parameters": 12_047_040, "flops": 7_459_838_976}}
-    content = _table(
-        tmp_path,
-        {"net": A},
-        rows=rows,
-        columns=["parameters", "flops"],
-        published={"net": {"parameters": 1.20e7}},
-        published_from="table 1",
-        parts={"joined": joined, "sizes": sizes},
-        baseline="net",
-        test="paired",
-    )
-    text = printing.as_markdown(content)
-    assert _cells(text, "net")[1:3] == ["12 M", "7.46 G"] and _cells(text, "net")[4] == "12 M"
-    assert _cells(text, "nets")[1:3] == ["-", "-"]
+def test_ensembles_are_paired_with_the_seeds_of_other_rows(tmp_path):
+    rows = {"net": {}, "nets": {"runs_of": "more", "join": 2}, "more": {"seeds": 10, "steps": 9}}
+    content = _table(tmp_path, {"net": A, "nets": B}, rows=rows, baseline="net", test="paired")
     assert content.rows[1].cells["R@1"].values == {(i, None): value for i, value in enumerate(B)}
     assert content.rows[1].comparisons["R@1"].p == metrics.paired_difference(B, A).p
-    assert "multiply-adds for one test image" in text
-    assert page.as_html(content).count("<circle") == 10
 
 
 def test_curves_are_the_means_of_finished_runs(tmp_path):
@@ -319,7 +279,7 @@ def test_curves_are_the_means_of_finished_runs(tmp_path):
         for seed in range(2)
     }
     lines["b0None"] = [{"step": 2, "grad": 1.0}]
-    content = _table(tmp_path, {"a": A[:2], "b": B[:1]}, curves=["loss"], parts={"lines": lines})
+    content = _table(tmp_path, {"a": A[:2], "b": B[:1]}, curves=["loss"], lines=lines)
     assert content.curves == {"loss": {"a": [(2, 2.5), (4, 4.5)]}}
     text = page.as_html(content)
     assert "points='350.0,215.0 630.0,10.0'" in text  # steps to the right, larger values above
@@ -332,7 +292,10 @@ def test_csv_has_one_line_for_every_run(tmp_path):
     assert [float(r["test/R@1"]) for r in rows if r["row"] == "a"] == [x / 100 for x in A]
     assert [r["state"] for r in rows if r["row"] == "b"] == ["finished"] * 3 + ["waiting"] * 2
     # Nobody sees the test scores of the trials of a search.
-    content = _table(tmp_path, {"a": A, "trial 0000": B}, rows={"a": {}})
+    rows = {"a": {"best_of": ["trial"], "by": "val/R@1"}, "trial": {"seeds": [5, 6, 7, 8, 9]}}
+    content = _table(tmp_path, {"a": A, "trial": B}, rows=rows)
+    assert [row.name for row in content.rows] == ["a"]
+    assert "a: the settings of the best of 1 trials, by val/R@1" in content.notes[0]
     trials = list(csv.DictReader(io.StringIO(printing.as_csv(content))))[5:]
     assert [r["test/R@1"] for r in trials] == [""] * 5
     assert [float(r["val/R@1"]) for r in trials] == [x / 100 for x in B]

@@ -12,11 +12,15 @@ import time
 
 import pytest
 from study_files import environment, finished, index, run_folder, study, write_study
+from system import tiny
 
 from dmljax import main
-from dmljax.files import cores, locks
+from dmljax.files import locks
 from dmljax.files import result as results
-from dmljax.studies import joined, launch, outcomes, session, worker
+from dmljax.runs import training
+from dmljax.studies import ensembles, outcomes, points, study_file
+from dmljax.studies.executor import Executor
+from dmljax.studies.folder import StudyFolder
 
 # The second cannot run: 90 % of four classes cannot be held out.
 ROWS = {"plain": {}, "broken": {"held_out": 0.9}, "wide": {"method.dim": 8}}
@@ -52,58 +56,90 @@ def test_a_failing_row_is_a_cell_and_others_finish(tmp_path):
     again = _ended(study("run", "small.py", folder=tmp_path), 1)
     assert "[" not in again.stdout.partition("##")[0]
     assert (folder / "result.json").stat().st_mtime_ns == before
-    rows = list(
-        csv.DictReader(
-            study("table", "small.py", "--format=csv", folder=tmp_path).stdout.splitlines()
-        )
-    )
+    _ended(study("table", "small.py", "--out=table.csv", folder=tmp_path), 0)
+    rows = list(csv.DictReader((tmp_path / "table.csv").read_text().splitlines()))
     assert [row["state"] for row in rows] == ["finished", "failed", "finished"]
     scores = results.read(folder).scores
     assert float(rows[2]["test/R@1"]) == scores["test/R@1"]
 
 
 @pytest.mark.slow
-def test_an_ensemble_of_independent_nets_with_sizes_and_curves(tmp_path):
-    """Its score differs from the scores of its nets, and is that of their joined embeddings."""
-    rows = {"net": {"seeds": 2}, "two nets": {"runs_of": "net", "join_seeds": 2}}
-    fields = {"columns": ["parameters", "flops"], "curves": ["loss"]}
+def test_the_best_trial_an_ensemble_and_a_start_in_one_study(tmp_path):
+    """Rows that read other runs are planned when those are finished."""
+    trials = points.grid({"method.dim": [1, 8]}, seeds=[7])
+    rows = {
+        **trials,
+        "best": {"best_of": list(trials), "by": "val/MAP@R", "steps": 4},
+        "both": {"runs_of": "best", "join": 2, "seeds": 1},
+        "next": {"start_from": "best", "optimizer.rate": 1e-3},
+    }
     scores = ["R@1", "MAP@R", "mean_distance/MAP@R"]
-    write_study(tmp_path, rows=rows, scores=scores, **fields)
+    fields = {"all": {"held_out": 0.5}, "scores": scores, "curves": ["loss"], "seeds": 2}
+    write_study(tmp_path, rows=rows, **fields)
     done = _ended(study("run", "small.py", folder=tmp_path), 0)
-    assert "two nets, seed 0: 2 nets joined" in done.stdout
-    header, _, net, two = (
+    trial_scores = {
+        name: results.read(run_folder(tmp_path, name, 7)).scores["val/MAP@R"] for name in trials
+    }
+    best = max(trial_scores, key=trial_scores.__getitem__)
+    assert f"{best}, seed 7: val/MAP@R {100 * trial_scores[best]:.1f}" in done.stdout
+    folders = [run_folder(tmp_path, "best", seed) for seed in (0, 1)]
+    config = json.loads((folders[0] / "config.json").read_text())
+    assert config["method"]["dim"] == trials[best]["method.dim"] and config["steps"] == 4
+    # An ensemble has the scores of the concatenated unit vectors.
+    ensembles.write(tmp_path / "expected", folders, ())
+    expected = results.read(tmp_path / "expected").scores
+    header, _, best_cells, both, following = (
         [cell.strip() for cell in line.strip("|").split("|")]
-        for line in done.stdout.splitlines()
+        for line in (tmp_path / "runs/studies/small/table.md").read_text().splitlines()
         if line.startswith("|")
     )
-    folders = [run_folder(tmp_path, "net", seed) for seed in (0, 1)]
-    joined.write(str(tmp_path / "expected.json"), folders)
-    expected = json.loads((tmp_path / "expected.json").read_text())["scores"]
-    for column, score in enumerate(header):
-        if score in scores:
-            assert two[column] == f"{100 * expected[score]:.1f} (1 run)"
-    singles = [results.read(folder).scores["test/MAP@R"] for folder in folders]
-    assert expected["MAP@R"] not in singles and net[header.index("mean_distance/MAP@R")] == "-"
-    sizes = json.loads((tmp_path / "runs/studies/small/sizes.json").read_text())["sizes"]
-    assert sizes["two nets"] == {key: 2 * value for key, value in sizes["net"].items()}
-    assert (tmp_path / "runs/studies/small/table.html").read_text().count("<polyline") == 1
+    assert both[1:] == [*(f"{100 * expected[f'test/{s}']:.1f} (1 run)" for s in scores), "1"]
+    assert best_cells[header.index("mean_distance/MAP@R")] == "-"
+    config = json.loads((run_folder(tmp_path, "next", 1) / "config.json").read_text())
+    assert pathlib.Path(config["start"]).name == folders[1].name and following[-1] == "2"
+    assert (tmp_path / "runs/studies/small/table.html").read_text().count("<polyline") == 2
+    again = _ended(study("run", "small.py", folder=tmp_path), 0)
+    assert "seed" not in again.stdout.partition("##")[0]
+    # With `--only`, what a row needs comes along.
+    only = _ended(study("run", "small.py", "--only=both", "--dry-run", folder=tmp_path), 0)
+    assert only.stdout.count("finished  ") == 5 and "next" not in only.stdout
+
+
+def test_a_run_joined_with_itself_has_its_own_scores(tmp_path):
+    """All scores of the run, by its own options: starts of k-means, a depth and further scores."""
+    config = tiny(tmp_path)
+    config["evaluate"] |= {
+        "clustering": {"starts": 3},
+        "depth": 3,
+        "metrics": ["all", "class_deviation"],
+    }
+    folder, out = tmp_path / "run", tmp_path / "joined"
+    own = {f"test/{name}": value for name, value in training.run(config, folder).items()}
+    out.mkdir()
+    ensembles.write(out, [folder, folder], ())
+    scores = results.read(out).scores
+    assert {"test/NMI", "test/mAP@3", "test/class_deviation", "test/R@1"} <= set(scores)
+    by_distance = {k: v for k, v in scores.items() if "mean_distance/" in k}
+    rest = {k: v for k, v in scores.items() if k not in by_distance}
+    assert rest == pytest.approx(own, rel=1e-4)
+    # Equal nets have equal distances, so both rankings agree.
+    assert by_distance["test/mean_distance/R@1"] == pytest.approx(own["test/R@1"])
+    assert by_distance["test/mean_distance/MAP@R"] == pytest.approx(own["test/MAP@R"], rel=1e-4)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run"], "study needs one study file"),
-        (["rum", "small.py"], "there is no 'rum': did you mean 'run'"),
+        (["run"], "study needs a verb and a file"),
+        (["rum", "small.py"], "study has no verb 'rum': did you mean 'run'"),
         (["run", "smal.py"], "did you mean 'small.py'"),
         (
             ["run", "small.py", "--only=plan"],
-            "--only: there is no row 'plan': did you mean 'plain'",
+            "--only: no row is named 'plan': did you mean 'plain'",
         ),
-        (["run", "small.py", "--workers=0"], "--workers must be 1 or more, not 0"),
         (["run", "small.py", "--config.steps=9"], "would change every row"),
         (["table", "small.py"], "holds no study"),
-        (["table", "small.py", "--format=pdf"], "--format: there is no 'pdf'"),
-        (["compare", "a"], "compare needs two run folders"),
+        (["table", "small.py", "--out=a.pdf"], "--out has no format 'pdf'"),
     ],
 )
 def test_wrong_words_are_one_line(tmp_path, monkeypatch, words, message):
@@ -116,17 +152,18 @@ def test_wrong_words_are_one_line(tmp_path, monkeypatch, words, message):
 
 def test_a_line_counts_the_runs_that_are_over_when_it_is_printed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    opened = session.open_session(str(write_study(tmp_path, seeds=3)))
-    runs = session.prepare(opened)
+    folder = StudyFolder(tmp_path / "study")
+    executor = Executor(study_file.read(str(write_study(tmp_path, seeds=3))), folder)
+    runs = executor.plan()
 
-    def run_two(self, run, folder, lock, watch_fn):  # another worker ends a run meanwhile
+    def run_two(run, run_folder, lock):  # another process ends a run meanwhile
         for ended in runs[:2]:
-            opened.folder.run_folder(ended.digest).mkdir(parents=True, exist_ok=True)
-            outcomes.mark_failed(opened.folder.run_folder(ended.digest), "broken", exit_status=1)
-        return worker._Ended(0, "", 1.0)
+            (folder.runs / ended.digest).mkdir(parents=True, exist_ok=True)
+            outcomes.mark_failed(folder.runs / ended.digest, "broken", exit_status=1)
+        return 1, "broken"
 
-    monkeypatch.setattr(worker.Worker, "_run", run_two)
-    assert worker.Worker(opened).attempt(runs[0], among=runs)
+    monkeypatch.setattr(executor, "_run_child", run_two)
+    assert executor._attempt(runs[0], runs)
     assert capsys.readouterr().out == "[2/3] plain, seed 0: failed: broken\n"
 
 
@@ -135,54 +172,6 @@ def test_a_dry_run_prints_commands_and_writes_nothing(tmp_path):
     done = _ended(study("run", "small.py", "--dry-run", folder=tmp_path), 0)
     assert done.stdout.count("-m dmljax.main train --config=tiny.py") == 6
     assert "3 rows, 6 runs" in done.stdout and not (tmp_path / "runs").exists()
-    array = _ended(study("array", "small.py", "--tasks=3", folder=tmp_path), 0)
-    assert array.stdout.startswith("sbatch --array=1-3 ") and "--no-wait" in array.stdout
-
-
-def test_threads_and_devices_are_divided():
-    code = (
-        "from dmljax.studies import launch; import json; print(json.dumps(launch.environments({})))"
-    )
-
-    def ask(workers, **variables):
-        done = subprocess.run(
-            [sys.executable, "-c", code.format(workers)],
-            env=environment(**variables),
-            capture_output=True,
-            text=True,
-        )
-        return json.loads(done.stdout) if done.returncode == 0 else done.stderr
-
-    def of_gpus(*names):
-        return [{"CUDA_VISIBLE_DEVICES": name} for name in names]
-
-    gpus = {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0,1,4,5"}
-    assert ask(2, **gpus) == of_gpus("0,4", "1,5") and ask(3, **gpus) == of_gpus("0", "1", "4")
-    assert "choose at most 4" in ask(5, **gpus)
-    assert ask(1, **gpus) == [{"CUDA_VISIBLE_DEVICES": "0,1,4,5"}]
-    threads = max(1, cores.count() // 2)
-    on_cpu = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "0"}
-    assert ask(2, **on_cpu) == [{"NPROC": str(threads), "OMP_NUM_THREADS": str(threads)}] * 2
-    assert ask(1, **on_cpu) == [{}]
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
-def test_workers_share_the_cores(monkeypatch):
-    available = sorted(os.sched_getaffinity(0))
-    with subprocess.Popen(["sleep", "60"]) as sleeper:
-        for number in range(2 * len(available)):  # more than cores: one of them each
-            launch.limit_cores(sleeper.pid, number, 2 * len(available))
-            expected = available[number % len(available)]
-            assert os.sched_getaffinity(sleeper.pid) == {expected}
-        launch.limit_cores(sleeper.pid, 0, 1)
-        assert os.sched_getaffinity(sleeper.pid) == set(available)
-        sleeper.kill()
-    launch.limit_cores(sleeper.pid, 0, 2)  # it has ended
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
-    limits = []
-    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, x: limits.append(x))
-    assert launch.start(["--version"], [{}] * 3) == 0
-    assert limits == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 12, 13, 14]]
 
 
 def test_a_lock_is_held_by_the_process_that_inherits_it(tmp_path):
@@ -259,8 +248,8 @@ LONG |= {"evaluate": {"every": 200, "ks": [1, 2], "clustering": None, "batch_siz
 
 
 @pytest.mark.slow
-def test_three_workers_of_which_one_is_killed_with_its_run(tmp_path):
-    """Every run once; the killed one is continued by another worker, bit for bit."""
+def test_one_of_three_processes_is_killed_with_its_run(tmp_path):
+    """Every run once; the killed one is continued by another process, bit for bit."""
     write_study(tmp_path, config=LONG, rows={"a": {}, "b": {"method.dim": 8}}, seeds=3)
     with _started(tmp_path, "run", "small.py") as first:
         _until(lambda: (tmp_path / "runs/studies/small/index.json").exists(), tmp_path)
@@ -304,7 +293,7 @@ def test_three_workers_of_which_one_is_killed_with_its_run(tmp_path):
 @pytest.mark.slow
 def test_a_signal_saves_and_the_same_command_continues(tmp_path):
     write_study(tmp_path, config=LONG, seeds=2)
-    with _started(tmp_path, "run", "small.py", "--workers=2") as process:
+    with _started(tmp_path, "run", "small.py") as process:
         _until(lambda: (tmp_path / "runs/studies/small/index.json").exists(), tmp_path)
         folder = run_folder(tmp_path, "plain")
         _until(lambda: _has_step(folder, 40), tmp_path)
@@ -330,7 +319,7 @@ def test_a_run_that_is_killed_three_times_is_a_failed_cell(tmp_path):
         assert process.wait(timeout=120) == 1
     assert outcomes.outcome(folder).message == "its process was killed 3 times (out of memory?)"
     out = (tmp_path / "out.txt").read_text()
-    assert out.count("it is started again") == 2 and "0 of 1, 1 failed" in out
+    assert out.count("; it restarts") == 2 and "0 of 1, 1 failed" in out
     # --retry makes it again.
     with _started(tmp_path, "run", "small.py", "--retry") as process:
         _until(lambda: _process_of(folder) is not None, tmp_path)
@@ -362,15 +351,3 @@ def test_a_file_system_without_locks_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(locks.fcntl, "flock", lambda *_: None)
     with pytest.raises(OSError, match=r"has no working locks \(flock\).*--workdir and --runs"):
         outcomes.check_locks(tmp_path)
-
-
-@pytest.mark.slow
-def test_a_row_starts_from_another(tmp_path):
-    rows = {"first": {}, "second": {"start_from": "first", "optimizer.rate": 1e-3}}
-    write_study(tmp_path, rows=rows)
-    done = _ended(study("run", "small.py", folder=tmp_path), 0)
-    assert done.stdout.index("first, seed 0: R@1") < done.stdout.index("second, seed 0: R@1")
-    config = json.loads((run_folder(tmp_path, "second") / "config.json").read_text())
-    assert pathlib.Path(config["start"]).name == run_folder(tmp_path, "first").name
-    again = _ended(study("run", "small.py", folder=tmp_path), 0)
-    assert "seed 0: R@1" not in again.stdout

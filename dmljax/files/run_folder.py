@@ -1,0 +1,48 @@
+"""The files of a run folder: whoever writes or reads one of them takes its path from here."""
+
+import os
+import pathlib
+
+
+class RunFolder:
+    """The paths in the folder of a run. A new file of a run is one line here.
+
+    `results` lists the paths that a new run in this folder deletes.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = pathlib.Path(path)
+        self.results: list[pathlib.Path] = []
+        self.config = self.path / "config.json"
+        self.digests = self.path / "digests.json"
+        self.lock = self.path / "lock"
+        # What a run computes.
+        self.checkpoints = self._result("checkpoints")
+        self.checkpoint_sums = self._result("checkpoints_sums")
+        self.damaged_checkpoints = self._result("checkpoints_damaged")
+        self.damaged_sums = self._result("checkpoints_damaged_sums")
+        self.metrics = self._result("metrics.jsonl")
+        self.speed = self._result("speed.jsonl")
+        self.tensorboard = self._result("tensorboard")
+        self.result = self._result("result.json")
+        self.scores = self._result("scores.safetensors")
+        self.page = self._result("report.html")
+        self.frozen = self._result("frozen")  # scores of the backbone without training
+        self.frames = self._result("frames")
+        self.movie = self._result("movie.gif")
+        self.ladder = self._result("ladder.json")
+        # What a study writes beside a run.
+        self.study_lock = self.path / "study.lock"
+        self.output = self.path / "output.txt"
+        self.failure = self.path / "failure.json"
+        self.kills = self.path / "kills.json"
+
+    def _result(self, name: str) -> pathlib.Path:
+        path = self.path / name
+        self.results.append(path)
+        return path
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is a checkpoint, which may be damaged."""
+        return any(self.checkpoints.glob("[0-9]*"))

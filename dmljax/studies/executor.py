@@ -1,0 +1,243 @@
+"""Runs what is missing of a study. Any number of processes may do this, on any host.
+
+A process takes the next run that is not over, locks its folder, and starts the ordinary command
+line in a child process, because it holds no device itself. Other processes skip a locked run. The
+child inherits the lock: if the parent is killed, the run goes on; if both are killed, the next
+process continues the run from its checkpoint.
+"""
+
+import contextlib
+import os
+import pathlib
+import shlex
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Collection, Iterator, Sequence
+from typing import IO, Any
+
+from dmljax.files import reading
+from dmljax.files.run_folder import RunFolder
+from dmljax.files.writing import make_folder
+from dmljax.hints import check_known, shown_duration
+from dmljax.studies import checks, outcomes, table
+from dmljax.studies.folder import StudyFolder
+from dmljax.studies.outcomes import Outcome
+from dmljax.studies.plan import PlannedRun, Planner, check_flags
+from dmljax.studies.study_file import Study, score_key
+from dmljax.studies.table import Table
+
+_MOST_KILLS = 2  # restarts of a killed run
+_KILLED = (137, -signal.SIGKILL)
+_STOPPED = {130: signal.SIGINT, 143: signal.SIGTERM}
+_DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0  # seconds
+
+
+class Stopped(Exception):
+    """A signal ended the study; `status` is the exit status for it."""
+
+    def __init__(self, status: int):
+        super().__init__(f"stopped by {_STOPPED[status].name}")
+        self.status = status
+
+
+class Executor:
+    """Runs a study in its folder; `words` are flags of the command line for all runs."""
+
+    def __init__(self, study: Study, folder: StudyFolder, words: Sequence[str] = ()):
+        check_flags(words)
+        self.study, self.folder, self.words = study, folder, tuple(words)
+        self._planner = Planner(study, folder.runs, words)
+        self._configs: dict[str, dict[str, Any]] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._signal = 0
+
+    def plan(self, only: Collection[str] = ()) -> list[PlannedRun]:
+        """Checks every row, and plans the runs of the rows `only` and of the rows they need."""
+        self._configs = self._configs or checks.check_rows(self.study)
+        names = {row.name for row in self.study.rows}
+        check_known("--only: no row is named", only, names)
+        needed = self.study.needed(set(only or names))
+        return self._planner.runs_of(row for row in self.study.rows if row.name in needed)
+
+    def outcome(self, run: PlannedRun) -> Outcome:
+        """Returns the outcome of a run, which may be running now."""
+        return outcomes.outcome(self.folder.runs / run.digest)
+
+    def forget_failures(self) -> int:
+        """Removes the marks of failed runs, and returns their number."""
+        failed = [run for run in self.folder.planned() if self.outcome(run).has_failed]
+        for run in failed:
+            outcomes.forget_failure(self.folder.runs / run.digest)
+        return len(failed)
+
+    def table(self) -> Table:
+        """Returns the table of the runs that are finished now.
+
+        Raises for a study file that contradicts the runs in its folder.
+        """
+        self.folder.check(self.study, checks.check_rows(self.study))
+        runs = []
+        for run in self.folder.planned():
+            files = RunFolder(self.folder.runs / run.digest)
+            config = reading.config_of_run(files.path) if files.config.exists() else None
+            lines = reading.json_lines(files.metrics) if self.study.curves else ()
+            runs.append(table.Run(run, self.outcome(run), config, lines))
+        return table.make(self.study, runs)
+
+    def prepare(self, only: Collection[str] = ()) -> None:
+        """Checks the study and its folders, and writes the index."""
+        runs = self.plan(only)
+        for path in (self.folder.path, self.folder.runs):
+            outcomes.check_locks(path)
+        self.folder.record(self.study, self._configs, runs)
+
+    def run(self, only: Collection[str] = (), *, wait: bool = True) -> int:
+        """Makes all missing runs that no other process makes; returns how many failed.
+
+        Waits for the runs of other processes, unless `wait=False`. Raises `Stopped` at a signal.
+        """
+        pause, waiting_for = _FIRST_PAUSE, 0
+        with self._handling_signals():
+            while True:
+                runs, progress, pending = self.plan(only), False, 0
+                self.folder.record(self.study, self._configs, runs)
+                for run in runs:
+                    self._check_signal()
+                    if not self.outcome(run).is_over:
+                        is_done = self._attempt(run, runs)
+                        progress, pending = progress or is_done, pending + (not is_done)
+                if progress:
+                    pause = _FIRST_PAUSE
+                    continue
+                if not pending or not wait:
+                    return sum(self.outcome(run).has_failed for run in runs)
+                if waiting_for != pending:
+                    print(f"waiting for runs of other processes: {pending}", flush=True)
+                waiting_for = pending
+                time.sleep(pause)
+                pause = min(pause * 1.5, _LONGEST_PAUSE)
+
+    def _attempt(self, run: PlannedRun, runs: Sequence[PlannedRun]) -> bool:
+        """Makes a run unless another process makes it; returns whether its state changed."""
+        folder = self.folder.runs / run.digest
+        try:
+            make_folder(folder)
+            with outcomes.locked(folder) as lock:
+                if lock is None:
+                    return False
+                if not outcomes.outcome(folder).is_over:
+                    self._make(run, folder, lock, runs)
+                return True
+        except OSError as error:
+            if error.strerror is None or error.strerror not in _DISK_FULL:
+                raise
+            raise OSError(_full_disk(folder, error.strerror)) from error
+
+    def _make(
+        self, run: PlannedRun, folder: pathlib.Path, lock: IO[str], runs: Sequence[PlannedRun]
+    ) -> None:
+        start = time.perf_counter()
+        status, message = self._run_child(run, folder, lock)
+        if reason := next((x for x in _DISK_FULL if x in message), None):
+            raise OSError(_full_disk(folder, reason))
+        state = outcomes.outcome(folder)
+        if status == 0 and state.result is not None:
+            message = self._scores(run, state), shown_duration(time.perf_counter() - start)
+            self._say(run, runs, ", ".join(message))
+            return
+        if status in _STOPPED or -status in _STOPPED.values():
+            self._check_signal()
+            raise Stopped(status if status > 0 else 128 - status)
+        if status in _KILLED:
+            if outcomes.count_kill(folder) <= _MOST_KILLS:
+                print(f"{run.title}: its process was killed (out of memory?); it restarts")
+                return
+            message = f"its process was killed {_MOST_KILLS + 1} times (out of memory?)"
+        elif status == 0:
+            message = state.message or "it ended without a result"
+        message = message or f"it ended with exit status {status}"
+        if not state.is_over:
+            outcomes.mark_failed(folder, message, exit_status=status)
+        self._say(run, runs, f"failed: {message}")
+
+    def _run_child(self, run: PlannedRun, folder: pathlib.Path, lock: IO[str]) -> tuple[int, str]:
+        """Runs the command of a run; returns its exit status and the last line of its errors.
+
+        `output.txt` gets its standard output, and at the end its errors.
+        """
+        words = run.command(self.folder.runs, self.words)
+        # Not on the disk, which may be full; and not a pipe, which would end with this process.
+        with _in_memory() as errors, RunFolder(folder).output.open("a") as output:
+            output.write(f"$ {shlex.join(words)}\n")
+            output.flush()
+            self._process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                pass_fds=(lock.fileno(),),
+                start_new_session=True,  # signals reach the run through this process alone
+            )
+            if self._signal:
+                self._stop_child()
+            status = self._process.wait()
+            self._process = None
+            errors.seek(0)
+            text = errors.read().decode(errors="replace")
+            with contextlib.suppress(OSError):
+                output.write(text)
+        lines = [line for line in text.splitlines() if line.strip()]
+        return status, lines[-1].removeprefix("error: ") if lines else ""
+
+    def _scores(self, run: PlannedRun, state: Outcome) -> str:
+        """Returns the first scores of a finished run; of a candidate, the score that chooses."""
+        names = self.study.scores[:3]
+        if run.row in self.study.candidates:  # who chooses must not see test scores
+            names = tuple({row.by for row in self.study.rows if run.row in row.best_of})
+        scores = state.result.scores if state.result is not None else {}
+        values = [(name, scores.get(score_key(name))) for name in names]
+        return ", ".join(f"{s} {100 * v:.1f}" for s, v in values if v is not None) or "finished"
+
+    def _say(self, run: PlannedRun, runs: Sequence[PlannedRun], text: str) -> None:
+        """Prints a line such as '[3/30] dot, seed 0: R@1 61.2, 12 minutes'."""
+        states = {x.digest: self.outcome(x).is_over for x in runs}
+        print(f"[{sum(states.values())}/{len(states)}] {run.title}: {text}", flush=True)
+
+    @contextlib.contextmanager
+    def _handling_signals(self) -> Iterator[None]:
+        """Passes SIGINT, SIGTERM and SIGHUP on to the run, which saves and ends."""
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        old = {number: signal.signal(number, self._handle) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: object) -> None:
+        self._signal = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+        self._stop_child()
+
+    def _stop_child(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                # For Ctrl-C too: before its handlers are set, Python can lose a KeyboardInterrupt.
+                self._process.send_signal(signal.SIGTERM)
+
+    def _check_signal(self) -> None:
+        if self._signal:
+            raise Stopped(128 + self._signal)
+
+
+def _in_memory() -> IO[bytes]:
+    """Opens a file in memory, where the system has such files."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("stderr"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+def _full_disk(folder: pathlib.Path, reason: str) -> str:
+    return f"{folder} cannot be written ({reason}): free space on its disk and repeat the command"
