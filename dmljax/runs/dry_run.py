@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from dmljax.adapt import paths_of
-from dmljax.config import fields
 from dmljax.config import files as config_files
 from dmljax.config.build import build
 from dmljax.runs import ladder, topologies, training
@@ -20,7 +19,6 @@ from dmljax.train.run import Run
 _UTILIZATION = 0.4
 # Dense products per second with float32 inputs (as TF32) and with bfloat16, by the data sheets.
 _DEVICES = {"A100": (156e12, 312e12), "H100": (494e12, 989e12)}
-_COUNTS = (1, 8, 64)  # of devices
 _MEMORIES = (16, 24, 80)  # GB of a device
 _GB = 1e9
 _CPU_NOTE = "; accelerators usually need smaller temporaries, docs/scale.md"
@@ -33,49 +31,16 @@ def lines(config: Any, *, described: Sequence[str] = ()) -> Iterator[str]:
     With names of topologies in `described`, the memory is that of their devices.
     """
     devices = {name: topologies.devices(name) for name in described}
-    configs = ladder.configs(config)
-    runtimes = [fields.complete(step_config)["runtime"] for _, step_config in configs]
-    is_split = not devices and any(runtime["sharded"] for runtime in runtimes)
-    attached = _simulate_devices() if is_split else None
-    for (title, step_config), runtime in zip(configs, runtimes, strict=True):
+    for title, config_of_step in ladder.configs(config):
         if title:
             yield f"== {title}"
         if devices:
-            yield from _by_topology(step_config, devices)
+            yield from _by_topology(config_of_step, devices)
             continue
-        run = _on(step_config, runtime["devices"] or attached)
+        run = build(config_of_step)
         training.check(run)
         yield from _of_step(run)
         yield from _of_memory(run)
-        if runtime["sharded"]:
-            yield from _by_devices(step_config)
-
-
-def _simulate_devices() -> int | None:
-    """Simulates many devices on a CPU; returns the previous count, None for all devices."""
-    attached = max(1, getattr(jax.config, "jax_num_cpu_devices", 1))
-    try:
-        jax.config.update("jax_num_cpu_devices", max(_COUNTS))
-    except RuntimeError:  # JAX has started
-        return None
-    return attached if jax.default_backend() == "cpu" else None
-
-
-def _on(config: dict[str, Any], devices: int | None) -> Run:
-    flags = [] if devices is None else [f"--config.runtime.devices={devices}"]
-    return build(config_files.override(copy.deepcopy(config), flags))
-
-
-def _by_devices(config: dict[str, Any]) -> Iterator[str]:
-    """Yields the memory of a device when several share the batch and the sharded state."""
-    counts = [count for count in _COUNTS if count <= jax.device_count()]
-    sizes = (f"{_memory(_on(config, count)) / _GB:.3g} GB on {count}" for count in counts)
-    yield f"memory of a device by the number of devices, for the same batch: {', '.join(sizes)}"
-    if missing := [str(count) for count in _COUNTS if count not in counts]:
-        yield (
-            f"for {' and '.join(missing)} devices: set JAX_PLATFORMS=cpu, which simulates them; "
-            f"this process has {jax.device_count()}"
-        )
 
 
 def _by_topology(config: dict[str, Any], described: dict[str, list[jax.Device]]) -> Iterator[str]:

@@ -14,7 +14,6 @@ from train.pixels import RNG, Pixels, batch_of, distance, jit, refusal, scaled
 from dmljax import losses, methods
 from dmljax.adapt import path_of
 from dmljax.config.build import build
-from dmljax.runs import dry_run
 from dmljax.train import placement
 from dmljax.train.checkpoints import Checkpoints, Mismatch
 from dmljax.train.devices import Shardings, put
@@ -303,14 +302,6 @@ def _same(run, state, expected):
             assert not x[4:].any()
             x, y = x[:4], y[:4]
         np.testing.assert_array_equal(x, y)
-
-
-def test_a_dry_run_prints_the_memory_by_devices(tmp_path):
-    config = tiny(tmp_path, **PROXIES, net=NET | {"widths": [64, 256]}, runtime={"sharded": "all"})
-    lines = list(dry_run._by_devices(config))
-    sizes = [float(x) for x in re.findall(r"([\d.e-]+) GB on", lines[0])]
-    assert len(sizes) == 2 and sizes[1] < 0.75 * sizes[0], lines
-    assert "for 64 devices: set JAX_PLATFORMS=cpu" in lines[1]
 
 
 def test_what_cannot_be_shared_is_refused_in_one_line(tmp_path):
