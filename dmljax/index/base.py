@@ -89,6 +89,7 @@ class Index(abc.ABC, Generic[T]):
         self.place, self.generation, self.writable = place, generation, write
         self._lock = threading.RLock()
         self._closed = False
+        self._seen_fields: set[str] = set()
 
     def add(
         self,
@@ -277,11 +278,12 @@ class Index(abc.ABC, Generic[T]):
         self.close()
 
     def _check_fields(self, transaction: T, conditions: list[Condition]) -> None:
-        """Refuses a field that no item has."""
+        """Refuses a field that no item has or had."""
         for field, *_ in conditions:
-            if not self._has_field(transaction, field):
+            if field not in self._seen_fields and not self._has_field(transaction, field):
                 near = hint(field, self._fields(transaction))
                 raise InvalidInput(f"no item has the field {inputs.shorten(field)}{near}")
+            self._seen_fields.add(field)
 
     def _check_writable(self) -> None:
         if not self.writable:
