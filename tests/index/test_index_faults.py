@@ -217,46 +217,16 @@ def test_a_missing_database_and_pointer_are_reported(tmp_path):
     with pytest.raises(FileNotFoundError, match="not an index of dmljax"):
         index.open(place)
     pointer.write_bytes(content)
+    with contextlib.closing(sqlite3.connect(place / "generation-1" / "items.db")) as connection:
+        connection.execute("update settings set format = 2")
+        connection.commit()
+    with pytest.raises(index.InvalidInput, match=r"format 2.*reads 1: update dmljax"):
+        index.open(place, write=True)
     (place / "generation-1" / "items.db").unlink()
     with pytest.raises(index.Damaged, match="backup"):
         index.open(place)
     with pytest.raises(FileNotFoundError, match="does not exist"):
         index.open(tmp_path / "other.index")
-
-
-def test_a_database_of_a_newer_format_is_refused(tmp_path):
-    place = tmp_path / "photos.index"
-    filled(place)
-    with contextlib.closing(sqlite3.connect(place / "generation-1" / "items.db")) as connection:
-        connection.execute("update settings set format = 2")
-        connection.commit()
-    for write in (False, True):
-        with pytest.raises(index.InvalidInput, match=r"format 2.*reads 1: update dmljax"):
-            index.open(place, write=write)
-
-
-def test_flipped_bits_of_the_database_are_found_by_check_and_crash_nothing(tmp_path):
-    place = tmp_path / "photos.index"
-    filled(place, 300)
-    path = place / "generation-1" / "items.db"
-    content = path.read_bytes()
-    queries = unit_vectors(np.random.default_rng(1), 3, DIMENSION)
-    rng, noticed = np.random.default_rng(0), 0
-    for _ in range(30):
-        damaged = bytearray(content)
-        for position in rng.integers(100, len(damaged), 8):
-            damaged[position] ^= 1 << rng.integers(8)
-        path.write_bytes(damaged)
-        for other in path.parent.glob("items.db-*"):
-            other.unlink()
-        try:
-            with index.open(place) as store:
-                noticed += bool(store.check())
-                store.search(queries, 5)
-        except (index.Damaged, index.Unavailable, index.InvalidInput) as error:
-            assert "\n" not in str(error)
-            noticed += 1
-    assert noticed >= 25  # bits in unused bytes change nothing
 
 
 @pytest.mark.parametrize("action", ["add", "compact", "create", "lock"])
@@ -563,7 +533,7 @@ def test_no_flipped_bit_of_an_item_is_served(tmp_path, derived):
     rng = np.random.default_rng(0)
     values = [x if isinstance(x, bytes) else x.encode() for x in stored if len(x) > 2]
     places = [content.index(x) + int(rng.integers(len(x))) for x in values[:20]]
-    refused = 0
+    refused = noticed = 0
     for position in [*places, *rng.integers(100, len(content), 5)]:
         changed = bytearray(content)
         changed[position] ^= 1 << int(rng.integers(8))
@@ -573,9 +543,14 @@ def test_no_flipped_bit_of_an_item_is_served(tmp_path, derived):
         given = dict(answers(place, write=derived == "made again"))
         assert given.items() <= expected.items()
         refused += len(given) < len(expected)
+        try:
+            with index.open(place) as store:
+                noticed += bool(store.check())
+        except (index.Damaged, index.Unavailable):
+            noticed += 1
         for path in file.parent.glob("matrix*") if derived == "made again" else ():
             path.unlink()
-    assert refused >= 17
+    assert refused >= 17 and noticed >= 20
 
 
 @pytest.mark.parametrize("matrix", ["kept", "deleted", "damaged"])
