@@ -460,7 +460,7 @@ def kmeans(sizes):
 
 
 def loss(sizes, *, names, key):
-    """Losses with their gradients; where `key` is 'tiled', by `losses.tiled`."""
+    """Losses with their gradients; where `key` is 'tiled', in tiles of 4,096 rows."""
     from dmljax import losses
 
     b, d = sizes[key], 128
@@ -482,8 +482,6 @@ def one_loss(title, function, x, second, *, tiled):
     """`second` are labels, or the other view of each image."""
     import jax
 
-    from dmljax import losses
-
     arguments, numbers = [x, second], (0,) if second.ndim == 1 else (0, 1)
     if has_proxies := "proxies" in inspect.signature(function).parameters:
         classes = int(second.max()) + 1
@@ -491,7 +489,7 @@ def one_loss(title, function, x, second, *, tiled):
         shape = (*rows.get(function.__name__, (classes,)), x.shape[1])
         arguments.append(np.random.default_rng(1).normal(size=shape).astype(np.float32))
         numbers = (0, 2)
-    value = losses.tiled(function) if tiled else function
+    value = functools.partial(function, tile=4096) if tiled else function
     arguments = jax.device_put(tuple(arguments))
     program, compile_seconds = compiled(jax.value_and_grad(value, argnums=numbers), *arguments)
     if COMPILE_ONLY:

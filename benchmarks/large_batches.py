@@ -15,6 +15,7 @@ PYTHONPATH. Without torch, its rows are left out.
 """
 
 import argparse
+import functools
 import importlib.util
 import json
 import pathlib
@@ -69,7 +70,7 @@ def ours(name: str, b: int, tile: int | None, rounds: int) -> dict:
 
     loss_fn = getattr(losses, name)
     if tile is not None:
-        loss_fn = losses.tiled(loss_fn, tile=tile)
+        loss_fn = functools.partial(loss_fn, tile=tile)
     x, second = inputs(name, b)
     argnums = (0, 1) if name in VIEWS else 0
     step = jax.jit(jax.value_and_grad(loss_fn, argnums)).lower(x, second).compile()

@@ -306,10 +306,9 @@ ENTRIES = {
         "`SparseCentersRegularizer`, the same numbers.",
     ),
 }
+
+
 # Public names of `losses` that are no losses of a batch.
-NOT_LOSSES = {"cross_batch_memory", "prefixes", "stats", "tiled", "weighted_sum"}
-
-
 def _at(cosines) -> jax.Array:
     """[n n + 1]: unit vectors with these cosines to the first axis, orthogonal apart from that."""
     cosines = jnp.stack([jnp.asarray(c, jnp.float32) for c in cosines])

@@ -54,7 +54,6 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         net if cache is None else assemble.FeaturesOrImages(net, cache.output),
         classes=classes,
         batch_size=timing.batch_size,
-        mesh=shards.mesh,
     )
     initial = _initial(options, adapted, images, classes=classes, shards=shards)
     backbone_paths = adapted.method.backbone

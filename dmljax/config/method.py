@@ -1,6 +1,5 @@
 """The method of a config: its backbone with its input, its head, and what of them learns."""
 
-import functools
 import inspect
 import os
 import pathlib
@@ -9,13 +8,12 @@ from typing import Any, NamedTuple
 
 import jax
 from flax import traverse_util
-from jax.sharding import Mesh
 
-from dmljax import adapt, at_hand, losses
+from dmljax import adapt, at_hand
 from dmljax import weights as weights_lib
 from dmljax.adapt import distilled
 from dmljax.adapt.trained import Adapted
-from dmljax.config import registry, resolve
+from dmljax.config import resolve
 from dmljax.config.fields import named, short
 from dmljax.data.features import Cache
 from dmljax.data.transforms import transform as transform_lib
@@ -91,20 +89,15 @@ def net_of(options: Options) -> Any:
     return net
 
 
-def adapted_of(
-    options: Options, net: Any, *, classes: int, batch_size: int = 0, mesh: Mesh | None = None
-) -> Adapted:
-    """Returns the method with this net; `trained` says which part of it learns.
-
-    The devices of `mesh` share the tiles of the loss.
-    """
+def adapted_of(options: Options, net: Any, *, classes: int, batch_size: int = 0) -> Adapted:
+    """Returns the method with this net; `trained` says which part of it learns."""
     memory = options.method["name"] == "pairs" and options.method.get("memory")
     if memory and memory < batch_size:
         raise ValueError(
             f"method.memory={memory} cannot hold a batch of {batch_size} images: take at least "
             f"{batch_size}, or 0 for no memory"
         )
-    factory, loss_fn, mine_fn = _functions(options, mesh)
+    factory, loss_fn, mine_fn = _functions(options)
     mining = {} if mine_fn is None else {"mine_fn": mine_fn}
     method = factory(net, loss_fn, classes=classes, **mining)
     if options.distill:
@@ -114,15 +107,13 @@ def adapted_of(
 
 
 def check_method(options: Options) -> None:
-    """Raises unless loss, miner, tile and method fit. Reads no data and builds no net."""
-    _functions(options, None)
+    """Raises unless loss, miner and method fit. Reads no data and builds no net."""
+    _functions(options)
 
 
-def _functions(
-    options: Options, mesh: Mesh | None
-) -> tuple[Callable, Callable, Callable | RandomMiner | None]:
+def _functions(options: Options) -> tuple[Callable, Callable, Callable | RandomMiner | None]:
     """Returns the factory of the method, the loss and the miner; raises unless they fit."""
-    loss_fn, factory = _loss(options, mesh), options.method.function
+    loss_fn, factory = options.loss.function, options.method.function
     _check_loss(options)
     if (dim := options.method.get("dim", 1)) is not None and dim < 1:
         raise ValueError(f"method.dim={dim}: an embedding has 1 or more dimensions")
@@ -145,6 +136,12 @@ def _check_loss(options: Options) -> None:
             "loss.reduce_fn=None keeps the entries of the loss, and training needs one number: "
             "leave it out"
         )
+    tile, memory = options.loss.get("tile"), options.method.get("memory")
+    if tile is not None and (options.miner or options.loss.get("mine_fn") or memory or tile < 1):
+        raise ValueError(
+            f"loss.tile={tile} must be a positive integer, and tiles compare rows by their classes "
+            "alone: leave out the tile, or the miner and the memory"
+        )
     takes_proxies = "proxies" in inspect.signature(options.loss.function).parameters
     if takes_proxies == (method in _WITH_PROXIES):
         return
@@ -152,33 +149,6 @@ def _check_loss(options: Options) -> None:
     if takes_proxies:
         reason = "compares with proxies, which the method {} does not have: --config.method=proxies"
     raise ValueError(f"the loss {loss} {reason.format(method)}, or another loss")
-
-
-def _loss(options: Options, mesh: Mesh | None) -> Callable:
-    if options.tile is None:
-        return options.loss.function
-    if options.method["name"] == "proxies":
-        raise ValueError(
-            f"tile={options.tile} divides the pairs of a batch. For losses against proxies, "
-            "--config.method.tile divides the classes"
-        )
-    for field, value in (
-        ("miner", options.miner),
-        ("loss.mine_fn", options.loss.get("mine_fn")),
-        ("method.memory", options.method.get("memory")),
-    ):
-        if value:
-            raise ValueError(
-                f"tile={options.tile} and {field}={value!r}: tiles know the pairs by their labels "
-                "alone. Leave out one of the two"
-            )
-    tiled = functools.partial(losses.tiled, tile=options.tile, mesh=mesh)
-    function = options.loss.partial.func
-    if isinstance(function, registry.Scheduled):
-        function = registry.Scheduled(tiled(function.func), function.schedule_fns)
-    else:
-        function = tiled(function)
-    return functools.partial(function, **options.loss.partial.keywords)
 
 
 def _pooled_output(options: Options) -> str | None:

@@ -7,32 +7,22 @@ from dmljax.losses import (
     proxies,
     ranking,
     regularizers,
-    tiles,
     triplets,
     two_views,
 )
-from dmljax.losses import (
-    pnp_penalties as pnp_penalties,
-)
+from dmljax.losses import pnp_penalties as pnp_penalties
+from dmljax.losses._common import spell_out_options
 from dmljax.losses.combinators import *  # noqa: F403
 from dmljax.losses.memory import *  # noqa: F403
 from dmljax.losses.pairs import *  # noqa: F403
 from dmljax.losses.proxies import *  # noqa: F403
 from dmljax.losses.ranking import *  # noqa: F403
 from dmljax.losses.regularizers import *  # noqa: F403
-from dmljax.losses.tiles import *  # noqa: F403
 from dmljax.losses.triplets import *  # noqa: F403
 from dmljax.losses.two_views import *  # noqa: F403
 
-_MODULES = (
-    combinators,
-    memory,
-    pairs,
-    proxies,
-    ranking,
-    regularizers,
-    tiles,
-    triplets,
-    two_views,
-)
-__all__ = sorted(name for module in _MODULES for name in module.__all__)
+MODULES = (pairs, triplets, ranking, proxies, two_views, regularizers, memory, combinators)
+__all__ = sorted(name for module in MODULES for name in module.__all__)
+
+for _name in __all__:
+    spell_out_options(globals()[_name])

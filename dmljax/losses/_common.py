@@ -1,67 +1,292 @@
-"""What losses do first: check their arguments, widen to float32, mask, pair up, mine."""
+"""The first steps of losses: check arguments, widen to float32, mask, pair up, mine."""
 
-from typing import NamedTuple
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float
 
 from dmljax import ops
-from dmljax.ops import Array, MineFn, Pairs, Scalar, Triplets
+from dmljax.ops import Array, MineFn, Pairs, ReduceFn, ReferenceLabels, Scalar, Triplets
+from dmljax.ops.fold import Side, Total, fold
 from dmljax.ops.masks import check_integers, check_no_names
+from dmljax.ops.reductions import total_and_count
 from dmljax.ops.types import check_function
 
 
-class Batch(NamedTuple):
-    """The checked arguments of a pair loss."""
+class PairOptions(TypedDict, total=False):
+    """Arguments of all pair losses:
 
-    anchors: Array  # [b d], 0 in rows that do not count
-    references: Array  # [n d], the same object as `anchors` if the batch is compared with itself
-    mined: Pairs | Triplets
-    where: Array  # [b], the anchors that count
+    labels: Classes of the rows: int `[b]`; or multi-hot bool `[b c]`, where rows that share a
+        class are positives; or `ops.Pairs`, the masks of positives and negatives.
+    distance_fn: The distance that the loss measures, `distance_fn(x [b d], y [n d]) -> [b n]`.
+        `ops.unit_euclidean`, `ops.cosine` and `ops.unit(...)` normalize embeddings;
+        `ops.euclidean`, `ops.squared_euclidean` and `ops.dot` do not.
+    reduce_fn: Turns the entries into one number: `ops.mean`, `ops.mean_of_active`, `ops.sum`,
+        `ops.threshold(...)`, `ops.weighted(...)`. None returns the entries, 0 where they do not
+        count.
+    references: Rows to compare the anchors with. By default the batch itself, without the pair
+        of a row with itself. References that contain the batch, such as those of
+        `jax.lax.all_gather`, count each row as its own positive: give `ops.pairs(labels,
+        reference_labels, ids=..., reference_ids=...)` as labels, which excludes equal ids.
+    reference_labels: Classes of `references`, in the form of `labels`.
+    where: Rows that count. Masking a row equals dropping it.
+    mine_fn: A miner, `mine_fn(distances, pairs)`, that selects pairs or triplets: see
+        `dmljax.miners`. It reads Euclidean distances of unit embeddings, whatever the loss
+        itself measures.
+    tile: The size of a tile, such as 1024, or 4096 on accelerators: the same loss without a matrix
+        of all pairs, for large batches. It needs labels that are not `ops.Pairs`, and no miner.
+        None compares all pairs at once. Only some losses have this argument.
+    """
+
+    references: Float[Array, "n d"] | None
+    reference_labels: ReferenceLabels | None
+    where: Bool[Array, "b"] | None
+    mine_fn: MineFn | None
+
+
+class TiledPairOptions(PairOptions, total=False):
+    """The arguments of pair losses that can be computed in tiles."""
+
+    tile: int | None
+
+
+class ProxyOptions(TypedDict, total=False):
+    """Arguments of all losses against proxies:
+
+    labels: Classes of the rows, from 0 to c - 1. Another label raises, or gives NaN inside `jit`,
+        where its value is unknown.
+    proxies: One learned vector per class, or k of them: parameters, trained with the net.
+    reduce_fn: Turns the entries into one number: `ops.mean`, `ops.mean_of_active`, `ops.sum`,
+        `ops.threshold(...)`, `ops.weighted(...)`. None returns the entries, 0 where they do not
+        count.
+    where: Rows that count. Masking a row equals dropping it, whatever its label.
+    tiles: For very many classes, `ops.ClassTiles(size)`: `size` classes at a time, or a random
+        sample of them. None computes all logits at once.
+    """
+
+    where: Bool[Array, "b"] | None
+    tiles: ops.ClassTiles | None
+
+
+def spell_out_options(function: Callable) -> None:
+    """Puts the options that a loss takes as `**options` into its signature and its docstring.
+
+    So `help(losses.triplet)` shows every argument, and `inspect.signature` returns them.
+    """
+    signature = inspect.signature(function)
+    *named, last = signature.parameters.values()
+    if last.kind is not inspect.Parameter.VAR_KEYWORD:
+        return
+    (options,) = typing.get_args(last.annotation)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    added = [
+        inspect.Parameter(name, kind, default=None, annotation=annotation)
+        for name, annotation in options.__annotations__.items()
+    ]
+    function.__signature__ = signature.replace(parameters=[*named, *added])  # type: ignore[attr-defined]
+    if function.__doc__ and PairOptions.__doc__:  # python -OO drops them
+        shared = ProxyOptions if options is ProxyOptions else PairOptions
+        function.__doc__ = f"{function.__doc__.rstrip()}\n\n    {shared.__doc__}"
+
+
+class Block(NamedTuple):
+    """Some rows of a batch against some columns."""
+
+    rows: Side
+    columns: Side
+    within_batch: bool  # no row is paired with itself
+    known_pairs: Pairs | None = None
+
+    @property
+    def pairs(self) -> Pairs:
+        if self.known_pairs is not None:
+            return self.known_pairs
+        return ops.pairs(
+            self.rows.labels,
+            self.columns.labels,
+            ids=self.rows.positions if self.within_batch else None,
+            reference_ids=self.columns.positions if self.within_batch else None,
+            where=self.rows.where,
+            reference_where=self.columns.where,
+        )
+
+    def cosines(self) -> Array:
+        """Returns the cosine of every row and column: `[r t]`."""
+        return ops.cosine_similarity(self.rows.vectors, self.columns.vectors)
+
+
+class Batch(NamedTuple):
+    """The checked arguments of a loss of pairs: anchors in rows, references in columns."""
+
+    rows: Side
+    columns: Side  # the same object as `rows` if the batch is compared with itself
+    mined: Pairs | Triplets | None  # None in tiles, and for two views
+    tile: int | None = None
+
+    @property
+    def anchors(self) -> Array:
+        return self.rows.vectors
+
+    @property
+    def references(self) -> Array:
+        return self.columns.vectors
+
+    @property
+    def where(self) -> Array:
+        return self.rows.where
+
+    @property
+    def within_batch(self) -> bool:
+        return self.columns is self.rows
 
     @property
     def pairs(self) -> Pairs:
         return ops.triplets_to_pairs(self.mined)
 
-    @property
-    def within_batch(self) -> bool:
-        return self.references is self.anchors
-
     def cosines(self) -> Array:
-        """[b n]: the cosine of every anchor and reference."""
+        """Returns the cosine of every anchor and reference: `[b n]`."""
         return ops.cosine_similarity(self.anchors, self.references)
+
+    def fold(
+        self, terms_fn: Callable, *params: Any, of_rows: Any = (), of_columns: Any = ()
+    ) -> tuple:
+        """Returns the sums of `terms_fn(block, *params)` over all pairs, see `ops.fold`.
+
+        `of_rows` are arrays `[b ...]` that become `block.rows.extra`, and so are `of_columns`.
+        """
+        within_batch = self.within_batch
+        pairs = None if self.mined is None else self.pairs
+
+        def terms(rows, columns, *params):
+            return terms_fn(Block(rows, columns, within_batch, pairs), *params)
+
+        rows = self.rows._replace(extra=of_rows)
+        columns = self.columns._replace(extra=of_columns)
+        return fold(terms, rows, columns, *params, tile=self.tile)
+
+    def reduce_pairs(
+        self, reduce_fn: ReduceFn | None, entries_fn: Callable, *params: Any, of_rows: Any = ()
+    ) -> tuple[Array, ...]:
+        """Reduces entries of pairs: each `(entries, where)` of `entries_fn(block, *params)`."""
+        if self.tile is not None:
+            _check_reduces_tiles(reduce_fn)
+        elif reduce_fn is None:
+            rows = self.rows._replace(extra=of_rows)
+            block = Block(rows, self.columns, self.within_batch, self.pairs)
+            return tuple(jnp.where(where, x, 0) for x, where in entries_fn(block, *params))
+
+        def terms(block, *params):
+            for entries, where in entries_fn(block, *params):
+                yield from map(Total, total_and_count(reduce_fn, entries, where))
+
+        sums = self.fold(terms, *params, of_rows=of_rows)
+        return tuple(ops.divide(*pair) for pair in zip(sums[::2], sums[1::2], strict=True))
 
 
 def prepare(
-    embeddings: Array,
-    labels,
-    references: Array | None,
-    reference_labels,
-    where: Array | None,
-    mine_fn: MineFn | None,
+    embeddings: Array, labels: Any, *, mine_fn: MineFn | None = None, **options: Any
 ) -> Batch:
     """Checks the arguments that pair losses share and turns them into a `Batch`."""
-    anchors, references, where = sides(embeddings, labels, references, reference_labels, where)
-    within_batch = references is anchors
-    if within_batch:
+    anchors, references, where = _sides(embeddings, labels, **options)
+    rows = columns = Side(anchors, None, where, None)
+    if references is anchors:
         pairs = ops.pairs(labels, where=where)
     elif isinstance(labels, Pairs):
-        keep = jnp.asarray(where)[:, None]
-        pairs = Pairs(jnp.asarray(labels.positives) & keep, jnp.asarray(labels.negatives) & keep)
+        pairs = Pairs(*(jnp.asarray(mask) & jnp.asarray(where)[:, None] for mask in labels))
     else:
-        pairs = ops.pairs(labels, reference_labels, where=where)
+        pairs = ops.pairs(labels, options["reference_labels"], where=where)
+    if references is not anchors:
+        columns = Side(references, None, None, None)
     if mine_fn is None:
-        return Batch(anchors, references, pairs, where)
+        return Batch(rows, columns, pairs)
     check_function("mine_fn", mine_fn, "miners.semihard_triplets")
     distances = jax.lax.stop_gradient(ops.unit_euclidean(anchors, references))
-    return Batch(anchors, references, mine_fn(distances, pairs), where)
+    return Batch(rows, columns, mine_fn(distances, pairs))
 
 
-def sides(
-    embeddings: Array, labels, references: Array | None, reference_labels, where: Array | None
+def prepare_tiles(
+    embeddings: Array,
+    labels: Any,
+    *,
+    tile: int | None = None,
+    mine_fn: MineFn | None = None,
+    **options: Any,
+) -> Batch:
+    """Prepares the arguments of a loss that also takes `tile`."""
+    if tile is None:
+        batch = prepare(embeddings, labels, mine_fn=mine_fn, **options)
+        return batch._replace(mined=batch.pairs)
+    check_tile(tile)
+    if mine_fn is not None or isinstance(labels, Pairs):
+        cause = "a miner" if mine_fn is not None else "ops.Pairs as labels, such as of a memory,"
+        raise ValueError(
+            f"{cause} needs all pairs at once, and tile={tile} compares rows by their classes: "
+            "leave out one of the two"
+        )
+    anchors, references, where = _sides(embeddings, labels, **options)
+    rows = columns = _side(anchors, labels, where)
+    if references is not anchors:
+        columns = _side(references, options["reference_labels"], jnp.ones(len(references), bool))
+    return Batch(rows, columns, None, tile)
+
+
+def prepare_views(
+    embeddings: Array, other: Array, where: Array | None, tile: int | None = None
+) -> Batch:
+    """Checks two views of a batch: row i of one belongs to row i of the other."""
+    if tile is not None:
+        check_tile(tile)
+    x, y = matrix("embeddings", embeddings), matrix("other", other)
+    if x.shape != y.shape:
+        raise ValueError(f"embeddings {x.shape} and other {y.shape} must have the same shape")
+    where = row_mask(where, x)
+    x, y = (jnp.where(where[:, None], view, 0) for view in (x, y))
+    labels = jnp.arange(len(x), dtype=jnp.int32)
+    return Batch(_side(x, labels, where), _side(y, labels, where), None, tile)
+
+
+def _side(vectors: Array, labels: Any, where: Array) -> Side:
+    return Side(vectors, jnp.asarray(labels), where, jnp.arange(len(vectors), dtype=jnp.int32))
+
+
+def check_tile(tile: Any) -> None:
+    """Raises unless `tile` is a positive integer."""
+    if isinstance(tile, bool) or not isinstance(tile, int) or tile < 1:
+        raise ValueError(f"tile must be a positive integer, not {tile!r}: give 1024, or None")
+
+
+def _check_reduces_tiles(reduce_fn: ReduceFn | None) -> None:
+    """Raises unless `reduce_fn` can reduce the entries of a tile."""
+    if reduce_fn is None:
+        raise ValueError(
+            "reduce_fn=None returns an entry for each pair, which tiles do not store: give another "
+            "reduce_fn, or leave out tile"
+        )
+    try:
+        for rows in (2, 3):
+            tile = jnp.zeros((rows, 2))
+            jax.eval_shape(reduce_fn, tile, tile > 0)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "reduce_fn does not reduce a tile: in tiles, entries of pairs cannot be weighted by "
+            "row. Leave out ops.weighted, or tile"
+        ) from error
+
+
+def _sides(
+    embeddings: Array,
+    labels: Any,
+    *,
+    references: Array | None = None,
+    reference_labels: Any = None,
+    where: Array | None = None,
 ) -> tuple[Array, Array, Array]:
-    """The anchors, the references and the mask of the anchors, checked.
+    """Returns the anchors, the references and the mask of the anchors, checked.
 
     The references are the same object as the anchors if the batch is compared with itself.
     """
@@ -86,7 +311,7 @@ def sides(
 
 
 def matrix(name: str, x: Array) -> jax.Array:
-    """`x` in float32 or wider. Raises if it is not a non-empty matrix of floats."""
+    """Converts `x` to float32 or wider. Raises unless it is a non-empty matrix of floats."""
     x = jnp.asarray(x)
     if x.ndim != 2 or 0 in x.shape:
         raise ValueError(f"{name} must be a non-empty matrix [rows d], not of shape {x.shape}")
@@ -96,7 +321,7 @@ def matrix(name: str, x: Array) -> jax.Array:
 
 
 def row_mask(where: Array | None, x: Array) -> jax.Array:
-    """The mask of the rows of `x` that count: `where`, or all rows without it."""
+    """Returns the mask of the rows of `x` that count: `where`, or all rows without it."""
     if where is None:
         return jnp.ones(len(x), bool)
     where = jnp.asarray(where)
@@ -114,7 +339,7 @@ def check_class_labels(labels, x: Array) -> None:
 
 
 def mask_rows(x: Array, labels, classes: int, where) -> tuple[Array, Array, Array]:
-    """`x` with 0, and `labels` with -1, in rows that do not count; and the rows that count."""
+    """Returns `x` with 0 and `labels` with -1 in rows that do not count, and those that count."""
     check_class_labels(labels, x)
     counts = row_mask(where, x)
     _check_range(labels, classes, where)
@@ -140,12 +365,12 @@ def _check_range(labels, classes: int, where) -> None:
 
 
 def radians(degrees: Scalar) -> Scalar:
-    """An angle in radians: a number in double precision for a number, an array for an array."""
+    """Converts degrees to radians: a number in double precision for a number, else an array."""
     return np.deg2rad(degrees) if isinstance(degrees, int | float) else jnp.deg2rad(degrees)
 
 
 def cross_entropy(positive_logits: Array, logits: Array, negatives: Array) -> jax.Array:
-    """-log(e^p / (e^p + sum_N e^n)) for every entry p of `positive_logits [b k]`.
+    """Computes -log(e^p / (e^p + sum_N e^n)) for every entry p of `positive_logits [b k]`.
 
     The sum is over the row's `negatives [b n]` among `logits [b n]`. A row without negatives has
     entries 0, or NaN if p is NaN.

@@ -12,7 +12,6 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from dmljax import ops
-from dmljax.losses._arguments import PAIR_ARGUMENTS, describe
 from dmljax.losses._common import prepare
 from dmljax.ops import Array, DistanceFn, Labels, ReferenceLabels, Scalar
 from dmljax.ops.types import check_function
@@ -21,7 +20,7 @@ __all__ = ["prefixes", "stats", "weighted_sum"]
 
 
 def weighted_sum(losses: Mapping[str, tuple[float | Array, Callable]]) -> Callable:
-    """Several losses as one function that returns `(sum of weight * loss, {name: loss})`.
+    """Combines losses to one function, which returns `(sum of weight * loss, {name: loss})`.
 
     Args:
         losses: `{name: (weight, loss_fn)}`. All losses get the arguments of the returned function.
@@ -63,7 +62,7 @@ def weighted_sum(losses: Mapping[str, tuple[float | Array, Callable]]) -> Callab
 def prefixes(
     loss_fn: Callable, *, dims: Sequence[int], weights: Sequence[float] | None = None
 ) -> Callable:
-    """Matryoshka: the sum of a loss over the leading `dims` numbers of the embeddings.
+    """Sums a loss over the leading `dims` dimensions of the embeddings (Matryoshka).
 
         sum_m weight_m loss(x[:m] / |x[:m]|, ...)
 
@@ -124,14 +123,13 @@ def _prefix(vectors: Array, dim: int) -> Array:
 
 
 def _has_width(value: Any, embeddings: Array) -> bool:
-    """Whether a value is an array of vectors in the space of the embeddings."""
+    """Returns whether a value is an array of vectors in the space of the embeddings."""
     if not hasattr(value, "dtype") or np.ndim(value) < 2:
         return False
     is_float = jnp.issubdtype(value.dtype, jnp.floating)
     return is_float and value.shape[-1] == np.shape(embeddings)[1]
 
 
-@describe(PAIR_ARGUMENTS)
 def stats(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -142,7 +140,7 @@ def stats(
     reference_labels: ReferenceLabels | None = None,
     where: Bool[Array, "b"] | None = None,
 ) -> dict[str, Float[Array, ""]]:
-    """Statistics that tell a collapsed loss from a solved one, for the log. They have no gradient.
+    """Computes statistics that tell a collapsed loss from a solved one, without a gradient.
 
     * `positive_distance`, `negative_distance`: means over pairs. If both are near 0, the
       embeddings have collapsed into a point.
@@ -162,7 +160,8 @@ def stats(
     embeddings = jax.lax.stop_gradient(jnp.asarray(embeddings))
     if references is not None:
         references = jax.lax.stop_gradient(jnp.asarray(references))
-    batch = prepare(embeddings, labels, references, reference_labels, where, None)
+    given = {"references": references, "reference_labels": reference_labels, "where": where}
+    batch = prepare(embeddings, labels, **given)
     distances = distance_fn(batch.anchors, batch.references)
     positives, negatives = batch.pairs
     statistics: dict[str, Array] = {

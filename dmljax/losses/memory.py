@@ -36,7 +36,7 @@ class CrossBatchMemory(NamedTuple):
 
 
 def cross_batch_memory(loss_fn: Callable, *, size: int) -> CrossBatchMemory:
-    """Cross-batch memory (XBM): a pair loss against the last `size` rows, as `init` and `loss`.
+    """Compares a batch with the last `size` rows (XBM); returns `init` and `loss`.
 
     `init(d, *, dtype)` returns an empty memory. `loss(memory, embeddings, labels, *, where, ...)`
     returns the loss and the new memory, and hands further keywords, such as `mine_fn`, to
@@ -110,7 +110,7 @@ def cross_batch_memory(loss_fn: Callable, *, size: int) -> CrossBatchMemory:
 
 
 def _enqueue(memory: Memory, x, labels, where) -> tuple[Memory, Array]:
-    """The memory after storing the rows that count, and the ids of all rows of the batch."""
+    """Stores the rows that count; returns the memory and the ids of all rows of the batch."""
     size = len(memory.embeddings)
     order = jnp.cumsum(where, dtype=jnp.int32) - where  # number of counting rows before each row
     count = jnp.sum(where, dtype=jnp.int32)

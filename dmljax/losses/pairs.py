@@ -4,22 +4,24 @@ Every loss is `f(embeddings [b d], labels, *, ...) -> scalar`. A row of `embeddi
 rows of `references` with the anchor's class are its positives, the others its negatives.
 """
 
+from typing import Unpack
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from dmljax import ops
-from dmljax.losses._arguments import PAIR_ARGUMENTS, describe
-from dmljax.losses._common import Batch, cross_entropy, prepare, radians
-from dmljax.ops import (
-    Array,
-    DistanceFn,
-    Labels,
-    MineFn,
-    ReduceFn,
-    ReferenceLabels,
-    Scalar,
+from dmljax.losses._common import (
+    Batch,
+    PairOptions,
+    TiledPairOptions,
+    cross_entropy,
+    prepare,
+    prepare_tiles,
+    radians,
 )
+from dmljax.ops import Array, DistanceFn, Labels, ReduceFn, Scalar
+from dmljax.ops.fold import LogSumExp, Sum, count
 
 __all__ = [
     "circle",
@@ -39,7 +41,6 @@ __all__ = [
 ]
 
 
-@describe(PAIR_ARGUMENTS)
 def contrastive(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -50,13 +51,10 @@ def contrastive(
     pos_weight: Scalar = 1.0,
     neg_weight: Scalar = 1.0,
     distance_fn: DistanceFn = ops.unit_euclidean,
-    references: Float[Array, "n d"] | None = None,
-    reference_labels: ReferenceLabels | None = None,
-    where: Bool[Array, "b"] | None = None,
-    mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean_of_active,
+    **options: Unpack[TiledPairOptions],
 ) -> Float[Array, "..."]:
-    """Contrastive loss: pulls positives within one distance, pushes negatives beyond another.
+    """Computes the contrastive loss: pulls positives close, pushes negatives away.
 
         pos_weight reduce([d - pos_margin]+^power over positive pairs)
         + neg_weight reduce([neg_margin - d]+^power over negative pairs)
@@ -76,30 +74,28 @@ def contrastive(
     >>> print(f"{losses.contrastive(x, np.array([0, 0, 1, 1])):.3f}")
     0.738
     """
-    batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
-    distances = distance_fn(batch.anchors, batch.references)
-    pull = jax.nn.relu(distances - pos_margin)
-    push = jax.nn.relu(neg_margin - distances)
-    pull, push = ops.power(pull, power), ops.power(push, power)
-    positives, negatives = batch.pairs
-    pulled = ops.reduce(reduce_fn, pull, positives)
-    return pos_weight * pulled + neg_weight * ops.reduce(reduce_fn, push, negatives)
+    batch = prepare_tiles(embeddings, labels, **options)
+
+    def entries(block, pos_margin, neg_margin):
+        distances = distance_fn(block.rows.vectors, block.columns.vectors)
+        pull = ops.power(jax.nn.relu(distances - pos_margin), power)
+        push = ops.power(jax.nn.relu(neg_margin - distances), power)
+        return zip((pull, push), block.pairs, strict=True)
+
+    pull, push = batch.reduce_pairs(reduce_fn, entries, pos_margin, neg_margin)
+    return pos_weight * pull + neg_weight * push
 
 
-@describe(PAIR_ARGUMENTS)
 def snr_contrastive(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
     pos_margin: Scalar = 0.0,
     neg_margin: Scalar = 1.0,
-    references: Float[Array, "n d"] | None = None,
-    reference_labels: ReferenceLabels | None = None,
-    where: Bool[Array, "b"] | None = None,
-    mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean_of_active,
+    **options: Unpack[TiledPairOptions],
 ) -> Float[Array, "..."]:
-    """Contrastive loss on the inverse signal-to-noise ratio.
+    """Computes the contrastive loss on the inverse signal-to-noise ratio.
 
     `contrastive` with d = var(x - y) / var(x), for an anchor x and a reference y of length 1.
     Variances are over dimensions (`ops.snr`). One entry per pair.
@@ -121,15 +117,11 @@ def snr_contrastive(
         pos_margin=pos_margin,
         neg_margin=neg_margin,
         distance_fn=ops.unit(ops.snr),
-        references=references,
-        reference_labels=reference_labels,
-        where=where,
-        mine_fn=mine_fn,
         reduce_fn=reduce_fn,
+        **options,
     )
 
 
-@describe(PAIR_ARGUMENTS)
 def multi_similarity(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -137,13 +129,10 @@ def multi_similarity(
     alpha: Scalar = 2.0,
     beta: Scalar = 50.0,
     base: Scalar = 0.5,
-    references: Float[Array, "n d"] | None = None,
-    reference_labels: ReferenceLabels | None = None,
-    where: Bool[Array, "b"] | None = None,
-    mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    **options: Unpack[TiledPairOptions],
 ) -> Float[Array, "..."]:
-    """Multi-similarity loss: soft maxima of an anchor's positives and of its negatives.
+    """Computes the multi-similarity loss: soft maxima of an anchor's positives and negatives.
 
         log(1 + sum_P exp(-alpha (s - base))) / alpha + log(1 + sum_N exp(beta (s - base))) / beta
 
@@ -162,27 +151,27 @@ def multi_similarity(
     >>> print(f"{losses.multi_similarity(x, np.array([0, 0, 1, 1])):.3f}")
     0.269
     """
-    batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
-    positives, negatives = batch.pairs
-    over = batch.cosines() - base
-    pull = ops.log_1_plus_sum_exp(-alpha * over, where=positives) / alpha
-    push = ops.log_1_plus_sum_exp(beta * over, where=negatives) / beta
-    return ops.reduce(reduce_fn, pull + push, batch.where)
+    batch = prepare_tiles(embeddings, labels, **options)
+
+    def terms(block, alpha, beta, base):
+        positives, negatives = block.pairs
+        over = block.cosines() - base
+        return LogSumExp(-alpha * over, positives), LogSumExp(beta * over, negatives)
+
+    pull, push = batch.fold(terms, alpha, beta, base)
+    entries = jax.nn.softplus(pull) / alpha + jax.nn.softplus(push) / beta
+    return ops.reduce(reduce_fn, entries, batch.where)
 
 
-@describe(PAIR_ARGUMENTS)
 def ntxent(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
     temperature: Scalar = 0.07,
-    references: Float[Array, "n d"] | None = None,
-    reference_labels: ReferenceLabels | None = None,
-    where: Bool[Array, "b"] | None = None,
-    mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    **options: Unpack[TiledPairOptions],
 ) -> Float[Array, "..."]:
-    """NT-Xent, or InfoNCE: cross-entropy of each positive against the anchor's negatives.
+    """Computes NT-Xent, or InfoNCE: the cross-entropy of each positive against the negatives.
 
         -log(exp(s_p / temperature) / (exp(s_p / temperature) + sum_N exp(s_n / temperature)))
 
@@ -200,25 +189,29 @@ def ntxent(
     >>> print(f"{losses.ntxent(x, np.array([0, 0, 1, 1])):.3f}")
     0.028
     """
-    batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
-    positives, negatives = batch.pairs
-    logits = batch.cosines() / temperature
-    return ops.reduce(reduce_fn, cross_entropy(logits, logits, negatives), positives)
+    batch = prepare_tiles(embeddings, labels, **options)
+
+    def terms(block, temperature):
+        return (LogSumExp(block.cosines() / temperature, block.pairs.negatives),)
+
+    def entries(block, temperature):
+        gaps = block.rows.extra[:, None] - block.cosines() / temperature
+        return [(jax.nn.softplus(gaps), block.pairs.positives)]
+
+    (normalizer,) = batch.fold(terms, temperature)
+    (loss,) = batch.reduce_pairs(reduce_fn, entries, temperature, of_rows=normalizer)
+    return loss
 
 
-@describe(PAIR_ARGUMENTS)
 def supcon(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
     temperature: Scalar = 0.1,
-    references: Float[Array, "n d"] | None = None,
-    reference_labels: ReferenceLabels | None = None,
-    where: Bool[Array, "b"] | None = None,
-    mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean_of_active,
+    **options: Unpack[TiledPairOptions],
 ) -> Float[Array, "..."]:
-    """Supervised contrastive loss: cross-entropy of all positives against all other rows.
+    """Computes the supervised contrastive loss: all positives against all other rows.
 
         -mean_P(s_p / temperature - log sum_{P and N} exp(s_j / temperature))
 
@@ -235,30 +228,30 @@ def supcon(
     >>> print(f"{losses.supcon(x, np.array([0, 0, 1, 1])):.3f}")
     0.064
     """
-    batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
-    positives, negatives = batch.pairs
-    logits = batch.cosines() / temperature
-    normalizer = ops.logsumexp(logits, where=positives | negatives)
-    count = jnp.sum(positives, axis=1)
-    mean = ops.divide(jnp.sum(logits, axis=1, where=positives), count)
-    valid = (count > 0) & jnp.any(negatives)
-    return ops.reduce(reduce_fn, jnp.where(valid, normalizer - mean, 0), valid)
+    batch = prepare_tiles(embeddings, labels, **options)
+
+    def terms(block, temperature):
+        positives, negatives = block.pairs
+        logits = block.cosines() / temperature
+        normalizer = LogSumExp(logits, positives | negatives)
+        return normalizer, Sum(logits, positives), count(positives), count(negatives)
+
+    normalizer, total, positives, negatives = batch.fold(terms, temperature)
+    valid = (positives > 0) & jnp.any(negatives > 0)
+    entries = jnp.where(valid, normalizer - ops.divide(total, positives), 0)
+    return ops.reduce(reduce_fn, entries, valid)
 
 
-@describe(PAIR_ARGUMENTS)
 def circle(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
     margin: Scalar = 0.4,
     gamma: Scalar = 80.0,
-    references: Float[Array, "n d"] | None = None,
-    reference_labels: ReferenceLabels | None = None,
-    where: Bool[Array, "b"] | None = None,
-    mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean_of_active,
+    **options: Unpack[TiledPairOptions],
 ) -> Float[Array, "..."]:
-    """Circle loss: pairs weighted by how far they are from their optimum.
+    """Computes the circle loss: weighs pairs by how far they are from their optimum.
 
         softplus(lse_P(-gamma [1 + m - s]+ (s - 1 + m)) + lse_N(gamma [s + m]+ (s - m)))
 
@@ -276,20 +269,22 @@ def circle(
     >>> print(f"{losses.circle(x, np.array([0, 0, 1, 1])):.3f}")
     3.201
     """
-    batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
-    positives, negatives = batch.pairs
-    cosines = batch.cosines()
-    constants = jax.lax.stop_gradient(cosines)
-    pull = -gamma * jax.nn.relu(1 + margin - constants) * (cosines - 1 + margin)
-    push = gamma * jax.nn.relu(constants + margin) * (cosines - margin)
-    has_both_kinds = jnp.any(positives, axis=1) & jnp.any(negatives, axis=1)
-    entries = jax.nn.softplus(
-        ops.logsumexp(pull, where=positives) + ops.logsumexp(push, where=negatives)
-    )
-    return ops.reduce(reduce_fn, entries, has_both_kinds)
+    batch = prepare_tiles(embeddings, labels, **options)
+
+    def terms(block, margin, gamma):
+        positives, negatives = block.pairs
+        cosines = block.cosines()
+        constants = jax.lax.stop_gradient(cosines)
+        pull = -gamma * jax.nn.relu(1 + margin - constants) * (cosines - 1 + margin)
+        push = gamma * jax.nn.relu(constants + margin) * (cosines - margin)
+        soft_maxima = LogSumExp(pull, positives), LogSumExp(push, negatives)
+        return *soft_maxima, count(positives), count(negatives)
+
+    pull, push, positives, negatives = batch.fold(terms, margin, gamma)
+    has_both_kinds = (positives > 0) & (negatives > 0)
+    return ops.reduce(reduce_fn, jax.nn.softplus(pull + push), has_both_kinds)
 
 
-@describe(PAIR_ARGUMENTS)
 def lifted_structure(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -297,13 +292,10 @@ def lifted_structure(
     neg_margin: Scalar = 1.0,
     pos_margin: Scalar = 0.0,
     distance_fn: DistanceFn = ops.unit_euclidean,
-    references: Float[Array, "n d"] | None = None,
-    reference_labels: ReferenceLabels | None = None,
-    where: Bool[Array, "b"] | None = None,
-    mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    **options: Unpack[PairOptions],
 ) -> Float[Array, "..."]:
-    """Lifted structure loss: each positive pair against the negatives of its two ends.
+    """Computes the lifted structure loss: each positive pair against negatives of both ends.
 
         [d_ap - pos_margin + lse_{N_a and N_p}(neg_margin - d)]+^2 / 2
 
@@ -322,7 +314,7 @@ def lifted_structure(
     >>> print(f"{losses.lifted_structure(x, np.array([0, 0, 1, 1])):.3f}")
     1.433
     """
-    batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
+    batch = prepare(embeddings, labels, **options)
     positives, negatives = batch.pairs
     distances = distance_fn(batch.anchors, batch.references)
     of_anchors = _lse_or_minus_inf(neg_margin - distances, negatives, axis=1)  # [b]
@@ -335,7 +327,6 @@ def lifted_structure(
     return ops.reduce(reduce_fn, entries / 2, positives & jnp.any(negatives))
 
 
-@describe(PAIR_ARGUMENTS)
 def generalized_lifted_structure(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -343,13 +334,10 @@ def generalized_lifted_structure(
     neg_margin: Scalar = 1.0,
     pos_margin: Scalar = 0.0,
     distance_fn: DistanceFn = ops.unit_euclidean,
-    references: Float[Array, "n d"] | None = None,
-    reference_labels: ReferenceLabels | None = None,
-    where: Bool[Array, "b"] | None = None,
-    mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    **options: Unpack[PairOptions],
 ) -> Float[Array, "..."]:
-    """Lifted structure loss with all positives of an anchor at once.
+    """Computes the lifted structure loss with all positives of an anchor at once.
 
         [lse_P(d - pos_margin) + lse_N(neg_margin - d)]+
 
@@ -367,7 +355,7 @@ def generalized_lifted_structure(
     >>> print(f"{losses.generalized_lifted_structure(x, np.array([0, 0, 1, 1])):.3f}")
     0.973
     """
-    batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
+    batch = prepare(embeddings, labels, **options)
     positives, negatives = batch.pairs
     distances = distance_fn(batch.anchors, batch.references)
     pull = ops.logsumexp(distances - pos_margin, where=positives)
@@ -375,20 +363,16 @@ def generalized_lifted_structure(
     return ops.reduce(reduce_fn, jax.nn.relu(pull + push), batch.where)
 
 
-@describe(PAIR_ARGUMENTS)
 def n_pairs(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
     l2_weight: float = 0.0,
     distance_fn: DistanceFn = ops.cosine,
-    references: Float[Array, "n d"] | None = None,
-    reference_labels: ReferenceLabels | None = None,
-    where: Bool[Array, "b"] | None = None,
-    mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    **options: Unpack[PairOptions],
 ) -> Float[Array, "..."]:
-    """N-pair loss: one (anchor, positive) per class, classified among all classes' positives.
+    """Computes the N-pair loss: one (anchor, positive) per class, against all classes' positives.
 
     -log(exp(-d_ip) / sum_j exp(-d_jp)) per class i, over the classes j of the batch, where d_jp is
     the distance of the anchor of class i and the positive of class j. The anchor is the first row
@@ -406,7 +390,7 @@ def n_pairs(
     >>> print(f"{losses.n_pairs(x, np.array([0, 0, 1, 1])):.3f}")
     0.409
     """
-    batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
+    batch = prepare(embeddings, labels, **options)
     positives = batch.pairs.positives
     has_positive = jnp.any(positives, axis=1)
     same_class = _same_class(batch, labels)
@@ -423,19 +407,15 @@ def n_pairs(
     return ops.reduce(reduce_fn, entries, is_anchor)
 
 
-@describe(PAIR_ARGUMENTS)
 def nca(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
     scale: Scalar = 1.0,
-    references: Float[Array, "n d"] | None = None,
-    reference_labels: ReferenceLabels | None = None,
-    where: Bool[Array, "b"] | None = None,
-    mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    **options: Unpack[PairOptions],
 ) -> Float[Array, "..."]:
-    """Neighborhood components analysis: the probability of picking a positive as a neighbor.
+    """Computes neighborhood components analysis: the probability of picking a positive neighbor.
 
         -log sum_P softmax_j(-scale d_j^2)
 
@@ -452,7 +432,7 @@ def nca(
     >>> print(f"{losses.nca(x, np.array([0, 0, 1, 1])):.3f}")
     0.430
     """
-    batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
+    batch = prepare(embeddings, labels, **options)
     positives, negatives = batch.pairs
     logits = -scale * ops.unit(ops.squared_euclidean)(batch.anchors, batch.references)
     entries = ops.logsumexp(logits, where=positives | negatives)
@@ -460,20 +440,16 @@ def nca(
     return ops.reduce(reduce_fn, entries, jnp.any(positives, axis=1))
 
 
-@describe(PAIR_ARGUMENTS)
 def tuplet_margin(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
     margin: Scalar = 5.73,
     scale: Scalar = 64.0,
-    references: Float[Array, "n d"] | None = None,
-    reference_labels: ReferenceLabels | None = None,
-    where: Bool[Array, "b"] | None = None,
-    mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    **options: Unpack[PairOptions],
 ) -> Float[Array, "..."]:
-    """Tuplet margin loss: each positive, eased by an angle, against all negatives.
+    """Computes the tuplet margin loss: each positive, eased by an angle, against all negatives.
 
         log(1 + sum_N exp(scale (cos t_an - cos(t_ap - margin))))
 
@@ -490,7 +466,7 @@ def tuplet_margin(
     >>> print(f"{losses.tuplet_margin(x, np.array([0, 1, 0, 1])):.3f}")
     44.810
     """
-    batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
+    batch = prepare(embeddings, labels, **options)
     positives, negatives = batch.pairs
     cosines = batch.cosines()
     # Only positives go through acos, whose slope is steep for nearly parallel vectors.
@@ -499,20 +475,16 @@ def tuplet_margin(
     return ops.reduce(reduce_fn, entries, positives)
 
 
-@describe(PAIR_ARGUMENTS)
 def intra_pair_variance(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
     pos_eps: Scalar = 0.01,
     neg_eps: Scalar = 0.01,
-    references: Float[Array, "n d"] | None = None,
-    reference_labels: ReferenceLabels | None = None,
-    where: Bool[Array, "b"] | None = None,
-    mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    **options: Unpack[PairOptions],
 ) -> Float[Array, "..."]:
-    """Intra-pair variance loss: pulls pairs towards the mean cosine of their kind.
+    """Computes the intra-pair variance loss: pulls pairs to the mean cosine of their kind.
 
         mean_P([(1 - pos_eps) mean_P(s) - s]+^2) + mean_N([s - (1 + neg_eps) mean_N(s)]+^2)
 
@@ -529,7 +501,7 @@ def intra_pair_variance(
     >>> print(f"{losses.intra_pair_variance(x, np.array([0, 0, 1, 1])):.3f}")
     0.090
     """
-    batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
+    batch = prepare(embeddings, labels, **options)
     positives, negatives = batch.pairs
     cosines = batch.cosines()
     pos_mean = ops.divide(*ops.mean(cosines, positives))
@@ -539,7 +511,6 @@ def intra_pair_variance(
     return ops.reduce(reduce_fn, pull, positives) + ops.reduce(reduce_fn, push, negatives)
 
 
-@describe(PAIR_ARGUMENTS)
 def threshold_consistent_margin(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -548,13 +519,10 @@ def threshold_consistent_margin(
     neg_weight: Scalar = 1.0,
     pos_margin: Scalar = 0.9,
     neg_margin: Scalar = 0.5,
-    references: Float[Array, "n d"] | None = None,
-    reference_labels: ReferenceLabels | None = None,
-    where: Bool[Array, "b"] | None = None,
-    mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    **options: Unpack[PairOptions],
 ) -> Float[Array, "..."]:
-    """Threshold-consistent margin: a regularizer that makes one threshold fit all classes.
+    """Computes threshold-consistent margin, a regularizer that makes one threshold fit all.
 
         pos_weight mean(pos_margin - s over positives with s <= pos_margin)
         + neg_weight mean(s - neg_margin over negatives with s >= neg_margin)
@@ -574,7 +542,7 @@ def threshold_consistent_margin(
     >>> print(f"{losses.threshold_consistent_margin(x, np.array([0, 0, 1, 1])):.3f}")
     0.200
     """
-    batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
+    batch = prepare(embeddings, labels, **options)
     positives, negatives = batch.pairs
     cosines = batch.cosines()
     low = positives & ~(cosines > pos_margin)
@@ -584,7 +552,6 @@ def threshold_consistent_margin(
     return pos_weight * pull + neg_weight * push
 
 
-@describe(PAIR_ARGUMENTS)
 def ranked_list(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -594,13 +561,10 @@ def ranked_list(
     imbalance: float = 0.5,
     alpha: Scalar | None = None,
     positive_temperature: Scalar = 0.0,
-    references: Float[Array, "n d"] | None = None,
-    reference_labels: ReferenceLabels | None = None,
-    where: Bool[Array, "b"] | None = None,
-    mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    **options: Unpack[PairOptions],
 ) -> Float[Array, "..."]:
-    """Ranked list loss: positives into a ball around the anchor, negatives out of a larger one.
+    """Computes the ranked list loss: positives into a ball, negatives out of a larger one.
 
         (1 - imbalance) wmean_P([d - (alpha - margin)]+) + imbalance wmean_N([alpha - d]+)
 
@@ -625,7 +589,7 @@ def ranked_list(
     """
     if not 0 <= imbalance <= 1:
         raise ValueError(f"imbalance is a share between 0 and 1, not {imbalance}")
-    batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
+    batch = prepare(embeddings, labels, **options)
     positives, negatives = batch.pairs
     alpha = 1 + margin / 2 if alpha is None else alpha
     distances = ops.unit_euclidean(batch.anchors, batch.references)
@@ -644,19 +608,19 @@ def ranked_list(
 
 
 def _lse_or_minus_inf(x, where, *, axis):
-    """log sum exp that is -inf, not 0, where nothing counts: the neutral element of a union."""
+    """Computes log sum exp, which is -infinity, not 0, where nothing counts."""
     any_counts = jnp.any(where, axis=axis)
     return jnp.where(any_counts, ops.logsumexp(x, where=where, axis=axis), -jnp.inf)
 
 
 def _logaddexp(x, y):
-    """`jnp.logaddexp`, with a finite gradient where both arguments are -inf."""
+    """Computes `jnp.logaddexp`, with a finite gradient where both arguments are -inf."""
     empty = jnp.isneginf(x) & jnp.isneginf(y)
     return jnp.where(empty, -jnp.inf, jnp.logaddexp(jnp.where(empty, 0, x), jnp.where(empty, 0, y)))
 
 
 def _same_class(batch: Batch, labels) -> Array:
-    """[b b]: which anchors share a class, as far as `labels` that are `ops.Pairs` imply it."""
+    """Returns which anchors share a class, as far as `labels` that are `ops.Pairs` imply it."""
     if not isinstance(labels, ops.Pairs):
         return ops.pairs(labels).positives
     positives = jnp.asarray(labels.positives)

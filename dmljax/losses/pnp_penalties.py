@@ -12,25 +12,25 @@ __all__ = ["dq", "ds", "ib", "iu", "o"]
 
 
 def o(ahead: Float[Array, "*b"]) -> Float[Array, "*b"]:
-    """R: every negative counts the same."""
+    """Returns R: every negative counts the same."""
     return ahead
 
 
 def ds(ahead: Float[Array, "*b"]) -> Float[Array, "*b"]:
-    """log(1 + R): the gradient falls with R, slowly."""
+    """Computes log(1 + R): the gradient falls with R, slowly."""
     return jnp.log1p(ahead)
 
 
 def dq(ahead: Float[Array, "*b"], *, alpha: float = 1.0) -> Float[Array, "*b"]:
-    """1 - (1 + R)^-alpha: the gradient falls with R, quickly."""
+    """Computes 1 - (1 + R)^-alpha: the gradient falls with R, quickly."""
     return -jnp.expm1(-alpha * jnp.log1p(ahead))
 
 
 def iu(ahead: Float[Array, "*b"]) -> Float[Array, "*b"]:
-    """(1 + R) log(1 + R): the gradient grows with R without bound."""
+    """Computes (1 + R) log(1 + R): the gradient grows with R without bound."""
     return (1 + ahead) * jnp.log1p(ahead)
 
 
 def ib(ahead: Float[Array, "*b"], *, b: float = 2.0) -> Float[Array, "*b"]:
-    """(b R - log(1 + b R)) / b^2: the gradient grows with R up to 1 / b."""
+    """Computes (b R - log(1 + b R)) / b^2: the gradient grows with R up to 1 / b."""
     return (b * ahead - jnp.log1p(b * ahead)) / b**2

@@ -5,8 +5,8 @@ directions of proxies matter, except for `large_margin_softmax`.
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from dmljax import ops
-from dmljax.losses._arguments import PROXY_ARGUMENTS, describe
-from dmljax.losses._common import mask_rows, matrix
+from dmljax.losses._common import Block, ProxyOptions, mask_rows, matrix
 from dmljax.ops import Array, ReduceFn, Scalar
-from dmljax.ops.reductions import total_and_count
+from dmljax.ops.classes import class_rows
+from dmljax.ops.fold import LogSumExp, OfColumns, Side, Sum, count, fold
 
 __all__ = [
     "arcface",
@@ -34,18 +34,16 @@ __all__ = [
 ]
 
 
-@describe(PROXY_ARGUMENTS)
 def normalized_softmax(
     embeddings: Float[Array, "b d"],
     labels: Integer[Array, "b"],
     proxies: Float[Array, "c d"],
     *,
     temperature: Scalar = 0.05,
-    where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
-    tiles: ops.ClassTiles | None = None,
+    **options: Unpack[ProxyOptions],
 ) -> Float[Array, "..."]:
-    """Softmax cross-entropy of the cosines between embedding and proxies.
+    """Computes the softmax cross-entropy of the cosines between embedding and proxies.
 
         -log softmax(s / temperature)_y
 
@@ -62,11 +60,10 @@ def normalized_softmax(
     >>> print(f"{losses.normalized_softmax(x, labels, proxies):.3f}")
     3.023
     """
-    batch = _prepare(embeddings, labels, proxies, where)
-    return _cross_entropy(batch, _no_margin, 1 / temperature, reduce_fn, tiles)
+    batch = _prepare(embeddings, labels, proxies, **options)
+    return _cross_entropy(batch, _no_margin, 1 / temperature, reduce_fn)
 
 
-@describe(PROXY_ARGUMENTS)
 def cosface(
     embeddings: Float[Array, "b d"],
     labels: Integer[Array, "b"],
@@ -74,11 +71,10 @@ def cosface(
     *,
     margin: Scalar = 0.35,
     scale: Scalar = 64.0,
-    where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
-    tiles: ops.ClassTiles | None = None,
+    **options: Unpack[ProxyOptions],
 ) -> Float[Array, "..."]:
-    """CosFace: softmax cross-entropy with a margin on the cosine of the row's class.
+    """Computes CosFace: softmax cross-entropy with a margin on the cosine of the row's class.
 
         -log softmax(scale z)_y with z_y = s_y - margin, z_c = s_c for the other classes
 
@@ -96,11 +92,10 @@ def cosface(
     >>> print(f"{losses.cosface(x, labels, proxies):.3f}")
     20.868
     """
-    batch = _prepare(embeddings, labels, proxies, where)
-    return _cross_entropy(batch, lambda s: s - margin, scale, reduce_fn, tiles)
+    batch = _prepare(embeddings, labels, proxies, **options)
+    return _cross_entropy(batch, lambda s: s - margin, scale, reduce_fn)
 
 
-@describe(PROXY_ARGUMENTS)
 def arcface(
     embeddings: Float[Array, "b d"],
     labels: Integer[Array, "b"],
@@ -108,11 +103,10 @@ def arcface(
     *,
     margin: Scalar = 28.6,
     scale: Scalar = 64.0,
-    where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
-    tiles: ops.ClassTiles | None = None,
+    **options: Unpack[ProxyOptions],
 ) -> Float[Array, "..."]:
-    """ArcFace: softmax cross-entropy with a margin on the angle to the row's class.
+    """Computes ArcFace: softmax cross-entropy with a margin on the angle to the row's class.
 
         -log softmax(scale z)_y with z_y = cos(t_y + margin), z_c = cos(t_c) for the other classes
 
@@ -132,11 +126,10 @@ def arcface(
     >>> print(f"{losses.arcface(x, labels, proxies):.3f}")
     24.266
     """
-    batch = _prepare(embeddings, labels, proxies, where)
-    return _cross_entropy(batch, _add_angle(margin), scale, reduce_fn, tiles)
+    batch = _prepare(embeddings, labels, proxies, **options)
+    return _cross_entropy(batch, _add_angle(margin), scale, reduce_fn)
 
 
-@describe(PROXY_ARGUMENTS)
 def subcenter_arcface(
     embeddings: Float[Array, "b d"],
     labels: Integer[Array, "b"],
@@ -144,11 +137,10 @@ def subcenter_arcface(
     *,
     margin: Scalar = 28.6,
     scale: Scalar = 64.0,
-    where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
-    tiles: ops.ClassTiles | None = None,
+    **options: Unpack[ProxyOptions],
 ) -> Float[Array, "..."]:
-    """Sub-center ArcFace: `arcface` on the nearest of k proxies of each class.
+    """Computes sub-center ArcFace: `arcface` on the nearest of k proxies of each class.
 
         -log softmax(scale z)_y with z_y = cos(t_y + margin), z_c = cos(t_c) for the other classes
 
@@ -167,11 +159,10 @@ def subcenter_arcface(
     >>> print(f"{losses.subcenter_arcface(x, labels, proxies):.3f}")
     24.266
     """
-    batch = _prepare(embeddings, labels, proxies, where, axes="ckd")
-    return _cross_entropy(batch, _add_angle(margin), scale, reduce_fn, tiles, _nearest_center)
+    batch = _prepare(embeddings, labels, proxies, axes="ckd", **options)
+    return _cross_entropy(batch, _add_angle(margin), scale, reduce_fn, _nearest_center)
 
 
-@describe(PROXY_ARGUMENTS)
 def sphereface(
     embeddings: Float[Array, "b d"],
     labels: Integer[Array, "b"],
@@ -179,11 +170,10 @@ def sphereface(
     *,
     margin: int = 4,
     scale: Scalar = 1.0,
-    where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
-    tiles: ops.ClassTiles | None = None,
+    **options: Unpack[ProxyOptions],
 ) -> Float[Array, "..."]:
-    """SphereFace: softmax cross-entropy with the angle to the row's class multiplied.
+    """Computes SphereFace: softmax cross-entropy with a multiple of the angle to the class.
 
         -log softmax(scale |x| z)_y with z_y = psi(t_y), z_c = cos(t_c) for the other classes
 
@@ -204,11 +194,10 @@ def sphereface(
     >>> print(f"{losses.sphereface(x, labels, proxies):.3f}")
     1.290
     """
-    batch = _prepare(embeddings, labels, proxies, where)
-    return _cross_entropy(batch, _multiply_angle(margin), scale, reduce_fn, tiles, _long_embeddings)
+    batch = _prepare(embeddings, labels, proxies, **options)
+    return _cross_entropy(batch, _multiply_angle(margin), scale, reduce_fn, _long_embeddings)
 
 
-@describe(PROXY_ARGUMENTS)
 def large_margin_softmax(
     embeddings: Float[Array, "b d"],
     labels: Integer[Array, "b"],
@@ -216,11 +205,10 @@ def large_margin_softmax(
     *,
     margin: int = 4,
     scale: Scalar = 1.0,
-    where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
-    tiles: ops.ClassTiles | None = None,
+    **options: Unpack[ProxyOptions],
 ) -> Float[Array, "..."]:
-    """Large-margin softmax: `sphereface` with proxies of any length.
+    """Computes large-margin softmax: `sphereface` with proxies of any length.
 
         -log softmax(scale |x| |w| z)_y with z_y = psi(t_y), z_c = cos(t_c) for the other classes
 
@@ -241,11 +229,10 @@ def large_margin_softmax(
     >>> print(f"{losses.large_margin_softmax(x, labels, proxies):.3f}")
     1.296
     """
-    batch = _prepare(embeddings, labels, proxies, where)
-    return _cross_entropy(batch, _multiply_angle(margin), scale, reduce_fn, tiles, _long_vectors)
+    batch = _prepare(embeddings, labels, proxies, **options)
+    return _cross_entropy(batch, _multiply_angle(margin), scale, reduce_fn, _long_vectors)
 
 
-@describe(PROXY_ARGUMENTS)
 def soft_triple(
     embeddings: Float[Array, "b d"],
     labels: Integer[Array, "b"],
@@ -254,11 +241,10 @@ def soft_triple(
     scale: Scalar = 20.0,
     gamma: Scalar = 0.1,
     margin: Scalar = 0.01,
-    where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
-    tiles: ops.ClassTiles | None = None,
+    **options: Unpack[ProxyOptions],
 ) -> Float[Array, "..."]:
-    """SoftTriple: softmax cross-entropy of a soft maximum over k proxies of each class.
+    """Computes SoftTriple: softmax cross-entropy of a soft maximum over k proxies of a class.
 
         -log softmax(scale z)_y with z_y = s_y - margin, z_c = s_c for the other classes
 
@@ -278,13 +264,10 @@ def soft_triple(
     >>> print(f"{losses.soft_triple(x, labels, proxies):.3f}")
     3.119
     """
-    batch = _prepare(embeddings, labels, proxies, where, axes="ckd")
-    return _cross_entropy(
-        batch, lambda s: s - margin, scale, reduce_fn, tiles, _soft_maximum, gamma
-    )
+    batch = _prepare(embeddings, labels, proxies, axes="ckd", **options)
+    return _cross_entropy(batch, lambda s: s - margin, scale, reduce_fn, _soft_maximum, gamma)
 
 
-@describe(PROXY_ARGUMENTS)
 def proxy_anchor(
     embeddings: Float[Array, "b d"],
     labels: Integer[Array, "b"],
@@ -292,11 +275,10 @@ def proxy_anchor(
     *,
     margin: Scalar = 0.1,
     alpha: Scalar = 32.0,
-    where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
-    tiles: ops.ClassTiles | None = None,
+    **options: Unpack[ProxyOptions],
 ) -> Float[Array, "..."]:
-    """Proxy-Anchor: every proxy is an anchor, and rows of the batch are its pairs.
+    """Computes Proxy-Anchor: each proxy is an anchor, and rows of the batch are its pairs.
 
         mean_{c in batch} log(1 + sum_{y = c} exp(-alpha (s - margin)))
         + mean_c log(1 + sum_{y != c} exp(alpha (s + margin)))
@@ -315,32 +297,30 @@ def proxy_anchor(
     >>> print(f"{losses.proxy_anchor(x, labels, proxies):.3f}")
     17.654
     """
-    batch = _prepare(embeddings, labels, proxies, where)
-    if reduce_fn is None and tiles is not None:
-        raise ValueError("tiles keep no entry for each class: give a reduce_fn, or no tiles")
-    if reduce_fn is None:
-        (pull, in_batch), push = _pull_and_push(
-            *(batch.proxies, jnp.arange(len(batch.proxies)), batch.labels),
-            *(batch.embeddings, batch.where, margin, alpha),
-        )
-        return jnp.where(in_batch, pull, 0) + push
-    statistics_fn = functools.partial(_totals_of_classes, reduce_fn)
-    _, (pull, push) = _over_classes(statistics_fn, batch, (batch.where, margin, alpha), tiles)
-    return ops.divide(*pull) + ops.divide(*push)
+    batch = _prepare(embeddings, labels, proxies, **options)
+
+    def terms(block, margin, alpha):
+        positives, negatives = block.pairs
+        cosines = block.cosines()
+        pull = LogSumExp(-alpha * (cosines - margin), positives)
+        push = LogSumExp(alpha * (cosines + margin), negatives)
+        return pull, push, count(positives)
+
+    pull, push, positives = batch.fold(terms, margin, alpha)
+    pulled = ops.reduce(reduce_fn, jax.nn.softplus(pull), positives > 0)
+    return pulled + _reduce_classes(reduce_fn, jax.nn.softplus(push), batch.classes)
 
 
-@describe(PROXY_ARGUMENTS)
 def proxy_nca(
     embeddings: Float[Array, "b d"],
     labels: Integer[Array, "b"],
     proxies: Float[Array, "c d"],
     *,
     scale: Scalar = 1.0,
-    where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
-    tiles: ops.ClassTiles | None = None,
+    **options: Unpack[ProxyOptions],
 ) -> Float[Array, "..."]:
-    """Proxy-NCA: softmax cross-entropy of squared distances to the proxies.
+    """Computes Proxy-NCA: softmax cross-entropy of squared distances to the proxies.
 
         -log softmax(-scale d^2)_y
 
@@ -359,23 +339,21 @@ def proxy_nca(
     >>> print(f"{losses.proxy_nca(x, labels, proxies):.3f}")
     0.586
     """
-    batch = _prepare(embeddings, labels, proxies, where)
+    batch = _prepare(embeddings, labels, proxies, **options)
     # d^2 = 2 - 2 s, and adding a constant to all logits does not change a softmax.
-    return _cross_entropy(batch, _no_margin, 2 * scale, reduce_fn, tiles)
+    return _cross_entropy(batch, _no_margin, 2 * scale, reduce_fn)
 
 
-@describe(PROXY_ARGUMENTS)
 def proxy_nca_pp(
     embeddings: Float[Array, "b d"],
     labels: Integer[Array, "b"],
     proxies: Float[Array, "c d"],
     *,
     temperature: Scalar = 1 / 9,
-    where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
-    tiles: ops.ClassTiles | None = None,
+    **options: Unpack[ProxyOptions],
 ) -> Float[Array, "..."]:
-    """ProxyNCA++: `proxy_nca` with a low temperature.
+    """Computes ProxyNCA++: `proxy_nca` with a low temperature.
 
         -log softmax(-d^2 / temperature)_y
 
@@ -398,13 +376,11 @@ def proxy_nca_pp(
         labels,
         proxies,
         scale=1 / temperature,
-        where=where,
         reduce_fn=reduce_fn,
-        tiles=tiles,
+        **options,
     )
 
 
-@describe(PROXY_ARGUMENTS)
 def label_smoothed_cross_entropy(
     logits: Float[Array, "b c"],
     labels: Integer[Array, "b"],
@@ -414,7 +390,7 @@ def label_smoothed_cross_entropy(
     where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """Softmax cross-entropy of logits, with a share of the target spread over all classes.
+    """Computes softmax cross-entropy with a fraction of the target spread over all classes.
 
         (1 - epsilon) CE_y + epsilon mean_c CE_c with CE_c = -log softmax(logits / temperature)_c
 
@@ -446,28 +422,22 @@ def label_smoothed_cross_entropy(
 class _Batch(NamedTuple):
     """The checked arguments of a proxy loss."""
 
-    embeddings: Array  # [b d], 0 in rows that do not count
-    proxies: Array  # [c d] or [c k d]
-    labels: Array  # [b], -1 in rows that do not count
-    where: Array  # [b], the rows that count
+    classes: Side  # one row for each class
+    images: Side  # the embeddings [b d], 0 in rows that do not count; their label is -1
+    tile: int | None
 
+    def fold(self, terms_fn: Callable, *params: Any) -> tuple:
+        """Returns the sums of `terms_fn(block, *params)` over all classes, the rows of blocks."""
 
-def _over_classes(
-    statistics_fn: Callable, batch: _Batch, parameters: Sequence, tiles: ops.ClassTiles | None
-):
-    """`(logs, sums)` of `statistics_fn` over all classes, at once or in tiles (`ops`)."""
-    if tiles is not None:
-        operands = (batch.embeddings, *parameters)
-        return ops.over_classes(statistics_fn, batch.proxies, batch.labels, operands, tiles=tiles)
-    classes = jnp.arange(len(batch.proxies))
-    where = jnp.ones(classes.shape, bool)
-    return statistics_fn(
-        batch.proxies, classes, where, None, batch.labels, batch.embeddings, *parameters
-    )
+        def terms(rows, columns, *params):
+            return terms_fn(Block(rows, columns, within_batch=False), *params)
+
+        sides = self.classes, self.images
+        return fold(terms, *sides, *params, tile=self.tile, has_whole_columns=True)
 
 
 def _cosines(embeddings, proxies) -> tuple[Array, float | Array]:
-    """[b c]: the cosine of every row with every proxy; and by what it is multiplied."""
+    """Computes the cosine of each row with each proxy, `[b c]`; returns its factor, too."""
     return ops.cosine_similarity(embeddings, proxies), 1.0
 
 
@@ -493,7 +463,7 @@ def _soft_maximum(embeddings, proxies, gamma) -> tuple[Array, float | Array]:
 
 
 def _cosines_by_center(embeddings, proxies) -> list[jax.Array]:
-    """k arrays [b c]: the cosines of every row with the k-th proxy of all classes."""
+    """Computes k arrays `[b c]`: cosines of every row with the k-th proxy of all classes."""
     embeddings, proxies = ops.normalize(embeddings), ops.normalize(proxies)
     # Reductions over k arrays are faster than over the short last axis of one array [b c k].
     return [ops.matmul(embeddings, proxies[:, k].T) for k in range(proxies.shape[1])]
@@ -504,58 +474,30 @@ def _cross_entropy(
     margin_fn: Callable,
     scale: Scalar,
     reduce_fn: ReduceFn | None,
-    tiles: ops.ClassTiles | None,
     similarity_fn: Callable = _cosines,
-    *parameters: Scalar,
+    *params: Scalar,
 ) -> Array:
-    """-log softmax(scale l z)_y with z_y = margin_fn(s_y), z_c = s_c for the other classes.
+    """Returns -log softmax(scale l z)_y with z_y = margin_fn(s_y), z_c = s_c for other classes.
 
-    `similarity_fn(embeddings, proxies, *parameters) -> (s [b c], l)`.
+    `similarity_fn(embeddings, proxies, *params) -> (s [b c], l)`.
     """
-    statistics_fn = functools.partial(_statistics_of_rows, similarity_fn)
-    statistics = _over_classes(statistics_fn, batch, (scale, *parameters), tiles)
-    other_logits, (target_similarities, target_scales) = statistics
+
+    def terms(block, scale, *params):
+        vectors = block.columns.vectors, block.rows.vectors
+        similarities, lengths = similarity_fn(*vectors, *params)
+        scales = jnp.asarray(scale * lengths, similarities.dtype)
+        scales = jnp.broadcast_to(scales, similarities.shape)
+        logits = scales * similarities
+        if isinstance(weights := block.rows.extra, Array):
+            logits = logits + jnp.log(weights.astype(logits.dtype))[None, :]
+        target, others = (mask.T for mask in block.pairs)  # [b c]
+        of_rows = LogSumExp(logits, others), Sum(similarities, target), Sum(scales, target)
+        return map(OfColumns, of_rows)
+
+    other_logits, target_similarities, target_scales = batch.fold(terms, scale, *params)
     target_logits = margin_fn(target_similarities) * target_scales
     # As softplus of a difference, so that a loss near 0 keeps its digits.
-    return ops.reduce(reduce_fn, jax.nn.softplus(other_logits - target_logits), batch.where)
-
-
-def _statistics_of_rows(
-    similarity_fn, proxies, classes, where, weights, labels, embeddings, scale, *parameters
-):
-    """Of each row, log(sum(exp)) of the other classes; and similarity and scale of its class."""
-    similarities, lengths = similarity_fn(embeddings, proxies, *parameters)
-    scale = jnp.asarray(scale * lengths, similarities.dtype)
-    scale = jnp.broadcast_to(scale, similarities.shape)
-    target = labels[:, None] == classes[None, :]
-    others, target = ~target & where[None, :], target & where[None, :]
-    logits = scale * similarities
-    if weights is not None:
-        logits = logits + jnp.log(weights.astype(logits.dtype))[None, :]
-    other_logits = ops.logsumexp(logits, where=others)
-    other_logits = jnp.where(jnp.any(others, axis=1), other_logits, -jnp.inf)
-    of_target = [jnp.sum(x, axis=1, where=target) for x in (similarities, scale)]
-    return other_logits, tuple(of_target)
-
-
-def _pull_and_push(proxies, classes, labels, embeddings, counts, margin, alpha):
-    """The two entries of `proxy_anchor` for each class, and which classes are in the batch."""
-    cosines, _ = _cosines(embeddings, proxies)
-    target = labels[:, None] == classes[None, :]
-    positives, negatives = target & counts[:, None], ~target & counts[:, None]
-    pull = ops.log_1_plus_sum_exp(-alpha * (cosines - margin), where=positives, axis=0)
-    push = ops.log_1_plus_sum_exp(alpha * (cosines + margin), where=negatives, axis=0)
-    return (pull, jnp.any(positives, axis=0)), push
-
-
-def _totals_of_classes(reduce_fn, proxies, classes, where, weights, labels, *operands):
-    """Totals and counts of both entries of `proxy_anchor`; they can be summed over tiles."""
-    (pull, in_batch), push = _pull_and_push(proxies, classes, labels, *operands)
-    of_pull = total_and_count(reduce_fn, pull, in_batch & where)
-    if weights is None:
-        return (), (of_pull, reduce_fn(push, where))
-    totals, counts = jax.vmap(lambda x, w: reduce_fn(x[None], w[None]))(push, where)
-    return (), (of_pull, (jnp.sum(weights * totals), jnp.sum(weights * counts)))
+    return ops.reduce(reduce_fn, jax.nn.softplus(other_logits - target_logits), batch.images.where)
 
 
 def _no_margin(cosines):
@@ -563,7 +505,7 @@ def _no_margin(cosines):
 
 
 def _add_angle(margin) -> Callable:
-    """cos(t) -> cos(t + margin), with a falling line where that would rise again."""
+    """Returns cos(t) -> cos(t + margin), with a falling line where that would rise again."""
     if isinstance(margin, int | float) and not 0 <= margin <= 180:
         raise ValueError(f"margin is an angle from 0 to 180 degrees, not {margin}")
     margin = jnp.deg2rad(margin)
@@ -580,7 +522,7 @@ def _add_angle(margin) -> Callable:
 
 
 def _multiply_angle(margin: int) -> Callable:
-    """cos(t) -> psi(t) of `large_margin_softmax`, as a polynomial in cos(t)."""
+    """Returns cos(t) -> psi(t) of `large_margin_softmax`, as a polynomial in cos(t)."""
     if margin != int(margin) or margin < 1:
         raise ValueError(f"margin multiplies the angle: a whole number from 1, not {margin}")
     margin = int(margin)
@@ -596,7 +538,23 @@ def _multiply_angle(margin: int) -> Callable:
     return margin_fn
 
 
-def _prepare(embeddings, labels, proxies, where, *, axes: str = "cd") -> _Batch:
+def _reduce_classes(reduce_fn: ReduceFn | None, entries: Array, classes: Side) -> Array:
+    """Reduces an entry of each class, which counts as often as the sample of classes says."""
+    if reduce_fn is None or not isinstance(weights := classes.extra, Array):
+        return ops.reduce(reduce_fn, entries, classes.where)
+    totals, counts = jax.vmap(lambda x, w: reduce_fn(x[None], w[None]))(entries, classes.where)
+    return ops.divide(jnp.sum(weights * totals), jnp.sum(weights * counts))
+
+
+def _prepare(
+    embeddings: Array,
+    labels: Array,
+    proxies: Array,
+    *,
+    axes: str = "cd",
+    where: Array | None = None,
+    tiles: ops.ClassTiles | None = None,
+) -> _Batch:
     embeddings = matrix("embeddings", embeddings)
     proxies = jnp.asarray(proxies)
     width = embeddings.shape[1]
@@ -612,4 +570,5 @@ def _prepare(embeddings, labels, proxies, where, *, axes: str = "cd") -> _Batch:
     if not jnp.issubdtype(proxies.dtype, jnp.floating):
         raise ValueError(f"proxies must be floats, not {proxies.dtype}")
     embeddings, labels, where = mask_rows(embeddings, labels, len(proxies), where)
-    return _Batch(embeddings, ops.widen(proxies), labels, where)
+    classes, tile = class_rows(ops.widen(proxies), labels, tiles)
+    return _Batch(classes, Side(embeddings, labels, where, labels), tile)

@@ -10,33 +10,34 @@ so sums are added in the same order on every device.
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from dmljax import ops
 from dmljax.losses import pnp_penalties
-from dmljax.losses._arguments import PAIR_ARGUMENTS, describe
-from dmljax.losses._common import Batch, prepare
-from dmljax.ops import Array, Labels, MineFn, ReduceFn, ReferenceLabels, Scalar
+from dmljax.losses._common import Batch, PairOptions, TiledPairOptions, prepare, prepare_tiles
+from dmljax.ops import Array, Labels, ReduceFn, Scalar
+from dmljax.ops.fold import Sum, count
 
 __all__ = ["fast_ap", "histogram", "pnp", "recall_at_k", "smooth_ap"]
 
+# Positives of each row that are ranked at a time in tiles. A tile of `smooth_ap` has this number of
+# sigmoids for each pair.
+_RANKED_AT_ONCE = 4
 
-@describe(PAIR_ARGUMENTS)
+
 def fast_ap(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
     num_bins: int = 10,
-    references: Float[Array, "n d"] | None = None,
-    reference_labels: ReferenceLabels | None = None,
-    where: Bool[Array, "b"] | None = None,
-    mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    **options: Unpack[PairOptions],
 ) -> Float[Array, "..."]:
-    """FastAP: one minus average precision over a soft histogram of distances.
+    """Computes FastAP: one minus average precision over a soft histogram of distances.
 
         1 - (1 / |P|) sum_l h+_l H+_l / H_l
 
@@ -54,7 +55,7 @@ def fast_ap(
     0.583
     """
     _check_bins(num_bins)
-    batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
+    batch = prepare(embeddings, labels, **options)
     positives, negatives = batch.pairs
     ranked = positives | negatives
     squares = ops.unit(ops.squared_euclidean)(batch.anchors, batch.references)
@@ -67,19 +68,15 @@ def fast_ap(
     return ops.reduce(reduce_fn, 1 - average_precision, number > 0)
 
 
-@describe(PAIR_ARGUMENTS)
 def smooth_ap(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
     temperature: Scalar = 0.01,
-    references: Float[Array, "n d"] | None = None,
-    reference_labels: ReferenceLabels | None = None,
-    where: Bool[Array, "b"] | None = None,
-    mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    **options: Unpack[TiledPairOptions],
 ) -> Float[Array, "..."]:
-    """Smooth-AP: one minus average precision, with sigmoids for the comparisons.
+    """Computes Smooth-AP: one minus average precision, with sigmoids for the comparisons.
 
         1 - mean_p (1 + sum_P sigmoid_pj) / (1 + sum_{P and N} sigmoid_pj)
 
@@ -97,22 +94,18 @@ def smooth_ap(
     >>> print(f"{losses.smooth_ap(x, np.array([0, 1, 0, 1])):.3f}")
     0.208
     """
-    batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
-    positives, negatives = _positives_with_self(batch), batch.pairs.negatives
+    batch = prepare_tiles(embeddings, labels, **options)
 
-    def precision(column, valid, logits, positives, ranked):
-        ahead, other = _ahead(logits, column)
-        rank = 1 + jnp.sum(ahead, axis=1, where=ranked & other)
-        rank_in_positives = 1 + jnp.sum(ahead, axis=1, where=positives & other)
-        return jnp.where(valid, rank_in_positives / rank, 0)
+    def precision(ranks, valid):
+        rank_in_positives, rank = ranks
+        return jnp.sum(jnp.where(valid, rank_in_positives / rank, 0), axis=1)
 
-    logits = batch.cosines() / temperature
-    total = ops.sum_over_true(precision, positives, logits, positives, positives | negatives)
-    number = jnp.sum(positives, axis=1)
+    total, number = _sum_over_positives(
+        precision, batch, temperature, with_self=True, among_positives=True
+    )
     return ops.reduce(reduce_fn, 1 - ops.divide(total, number), number > 0)
 
 
-@describe(PAIR_ARGUMENTS)
 def recall_at_k(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -120,13 +113,10 @@ def recall_at_k(
     ks: tuple[int, ...] = (1, 2, 4, 8, 16),
     rank_temperature: Scalar = 1.0,
     k_temperature: Scalar = 0.01,
-    references: Float[Array, "n d"] | None = None,
-    reference_labels: ReferenceLabels | None = None,
-    where: Bool[Array, "b"] | None = None,
-    mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    **options: Unpack[TiledPairOptions],
 ) -> Float[Array, "..."]:
-    """One minus recall at k, with sigmoids for both comparisons, averaged over `ks`.
+    """Computes one minus recall at k, with sigmoids for both comparisons, averaged over `ks`.
 
         1 - mean_k min(k, sum_P sigmoid((k - r_p) / rank_temperature)) / min(k, |P|)
 
@@ -147,37 +137,29 @@ def recall_at_k(
     0.324
     """
     check_ks(ks)
-    batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
-    positives, negatives = batch.pairs
+    batch = prepare_tiles(embeddings, labels, **options)
+    k_row = jnp.asarray(ks, batch.anchors.dtype)[None, :]
 
-    def is_within_k(column, valid, logits, ranked, k_row):
-        ahead, other = _ahead(logits, column)
-        rank = 1 + jnp.sum(ahead, axis=1, where=ranked & other)
-        within = jax.nn.sigmoid((k_row - rank[:, None]) / rank_temperature)  # [b k]
-        return jnp.where(valid[:, None], within, 0)
+    def within_k(ranks, valid, k_row, rank_temperature):
+        gaps = k_row[:, None, :] - ranks[-1][:, :, None]  # [b m k]
+        within = jax.nn.sigmoid(gaps / rank_temperature)
+        return jnp.sum(jnp.where(valid[:, :, None], within, 0), axis=1)
 
-    logits = batch.cosines() / k_temperature
-    k_row = jnp.asarray(ks, logits.dtype)[None, :]
-    total = ops.sum_over_true(is_within_k, positives, logits, positives | negatives, k_row)
-    number = jnp.sum(positives, axis=1)
+    total, number = _sum_over_positives(within_k, batch, k_temperature, k_row, rank_temperature)
     recall = ops.divide(jnp.minimum(total, k_row), jnp.minimum(number[:, None], k_row))
     return ops.reduce(reduce_fn, 1 - jnp.mean(recall, axis=1), number > 0)
 
 
-@describe(PAIR_ARGUMENTS)
 def pnp(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
     temperature: Scalar = 0.01,
     penalty_fn: Callable[[Array], Array] = pnp_penalties.o,
-    references: Float[Array, "n d"] | None = None,
-    reference_labels: ReferenceLabels | None = None,
-    where: Bool[Array, "b"] | None = None,
-    mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    **options: Unpack[PairOptions],
 ) -> Float[Array, "..."]:
-    """PNP: penalizes the negatives that rank ahead of each positive.
+    """Computes PNP: penalizes the negatives that rank ahead of each positive.
 
         mean_p f(R_p) with R_p = sum_N sigmoid((s_n - s_p) / temperature)
 
@@ -195,7 +177,7 @@ def pnp(
     >>> print(f"{losses.pnp(x, np.array([0, 1, 0, 1])):.3f}")
     0.750
     """
-    batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
+    batch = prepare(embeddings, labels, **options)
     positives, negatives = _positives_with_self(batch), batch.pairs.negatives
 
     def penalty(column, valid, logits, negatives):
@@ -208,19 +190,15 @@ def pnp(
     return ops.reduce(reduce_fn, ops.divide(total, number), number > 0)
 
 
-@describe(PAIR_ARGUMENTS)
 def histogram(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
     num_bins: int = 100,
-    references: Float[Array, "n d"] | None = None,
-    reference_labels: ReferenceLabels | None = None,
-    where: Bool[Array, "b"] | None = None,
-    mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    **options: Unpack[PairOptions],
 ) -> Float[Array, "..."]:
-    """Histogram loss: the probability that a positive pair is less alike than a negative one.
+    """Computes the histogram loss: the probability that a positive is less alike than a negative.
 
         sum_r h-_r sum_{q <= r} h+_q
 
@@ -239,7 +217,7 @@ def histogram(
     0.750
     """
     _check_bins(num_bins)
-    batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
+    batch = prepare(embeddings, labels, **options)
     positives, negatives = batch.pairs
     has_both_kinds = (jnp.any(positives, axis=1) & jnp.any(negatives, axis=1))[:, None]
     positives, negatives = positives & has_both_kinds, negatives & has_both_kinds
@@ -264,7 +242,7 @@ def _check_bins(num_bins: int) -> None:
 # Functions of their own, so that calls outside of `jax.jit` compile their loops once.
 @functools.partial(jax.jit, static_argnums=3)
 def _bin_counts(squares, positives, ranked, num_bins):
-    """The soft histograms of `fast_ap`, of the positives and of all ranked pairs: [bins b]."""
+    """Computes the soft histograms of `fast_ap`, of positives and of all ranked pairs: [bins b]."""
 
     @jax.checkpoint
     def bin_counts(center):
@@ -276,7 +254,7 @@ def _bin_counts(squares, positives, ranked, num_bins):
 
 @functools.partial(jax.jit, static_argnums=2)
 def _shares_below(cosines, positives, num_bins):
-    """The share of positive pairs below each cosine, by soft histograms: [b n]."""
+    """Computes the fraction of positive pairs below each cosine, by soft histograms: [b n]."""
     weights = jax.checkpoint(functools.partial(_triangle, width=2 / num_bins))
     nodes = jnp.linspace(-1, 1, num_bins + 1, dtype=cosines.dtype)
 
@@ -300,7 +278,7 @@ def _triangle(values, center, width):
 
 
 def _positives_with_self(batch: Batch) -> Array:
-    """The positives; of a batch that is compared with itself, also the anchors that have any."""
+    """Returns the positives, and within a batch also the anchors that have any."""
     positives = batch.pairs.positives
     if not batch.within_batch:
         return positives
@@ -313,3 +291,95 @@ def _ahead(logits, column):
     another reference."""
     ahead = jax.nn.sigmoid(logits - ops.take_column(logits, column))
     return ahead, jnp.arange(logits.shape[1])[None, :] != column[:, None]
+
+
+def _sum_over_positives(
+    fn: Callable,
+    batch: Batch,
+    temperature: Scalar,
+    *params: Any,
+    with_self: bool = False,
+    among_positives: bool = False,
+) -> tuple[Array, Array]:
+    """Returns for each row the sum over its positives of `fn` of their soft ranks, and their count.
+
+    `fn(ranks, valid, *params)` gets the ranks of m positives `[b m]` among all pairs, after those
+    among the positives if `among_positives`, and which of them exist. `with_self` counts a row of a
+    batch that is compared with itself as one more of its positives, if it has any.
+    """
+    with_self = with_self and batch.within_batch
+    in_tiles = _sum_in_rounds if batch.tile is None else _sum_in_tiles
+    return in_tiles(fn, batch, temperature, params, with_self, 1 + among_positives)
+
+
+def _sum_in_rounds(fn, batch, temperature, params, with_self, kinds):
+    """Ranks the first positive of all rows, then the second one, and so on."""
+    positives = _positives_with_self(batch) if with_self else batch.pairs.positives
+
+    def of_round(column, valid, logits, masks, params):
+        ahead, other = _ahead(logits, column)
+        ranks = [1 + jnp.sum(ahead, axis=1, where=mask & other)[:, None] for mask in masks]
+        return fn(ranks, valid[:, None], *params)
+
+    logits = batch.cosines() / temperature
+    masks = (positives, positives | batch.pairs.negatives)[-kinds:]
+    total = ops.sum_over_true(of_round, positives, logits, masks, params)
+    return total, jnp.sum(positives, axis=1)
+
+
+def _sum_in_tiles(fn, batch, temperature, params, with_self, kinds):
+    """Numbers the positives within their class, and ranks the next few of all rows in each round.
+
+    A round takes the logits of these positives from the tiles, then compares them with all columns.
+    """
+    if batch.rows.labels.ndim != 1:
+        raise ValueError(
+            f"labels {list(batch.rows.labels.shape)} are multi-hot: in tiles, this loss takes one "
+            "label for each row. Leave out tile"
+        )
+
+    within_batch, tile = batch.within_batch, batch.tile
+
+    def numbers(block):
+        earlier = block.columns.positions[None, :] < block.rows.positions[:, None]
+        return (count(block.pairs.positives & earlier),)
+
+    def positives_of(block):
+        positives, negatives = block.pairs
+        if with_self:
+            is_itself = block.rows.positions[:, None] == block.columns.positions[None, :]
+            is_itself &= block.rows.where[:, None] & block.columns.where[None, :]
+            positives = positives | (is_itself & block.rows.extra[0][:, None])
+        return positives, positives | negatives
+
+    def of_round(i, valid, rows, columns, temperature, has_positive, number_in_class, params):
+        batch = Batch(rows, rows if within_batch else columns, None, tile)
+        of_round = i[0] * _RANKED_AT_ONCE + jnp.arange(_RANKED_AT_ONCE)
+
+        def logits_of(block, temperature, of_round):
+            logits, (positives, _) = block.cosines() / temperature, positives_of(block)
+            selected = [positives & (block.columns.extra == k)[None, :] for k in of_round]
+            return *(Sum(logits, s) for s in selected), *map(count, selected)
+
+        def ahead(block, temperature):
+            logits, masks = block.cosines() / temperature, positives_of(block)[-kinds:]
+            ahead = [jax.nn.sigmoid(logits - ranked[:, None]) for ranked in block.rows.extra[1]]
+            return [Sum(a, mask) for mask in masks for a in ahead]
+
+        sides = {"of_rows": (has_positive,), "of_columns": number_in_class}
+        results = batch.fold(logits_of, temperature, of_round, **sides)
+        logits, exists = jnp.array_split(jnp.stack(results), 2)  # [m b]
+        sums = batch.fold(ahead, temperature, of_rows=(has_positive, tuple(logits)))
+        # A positive is half ahead of itself, which does not count.
+        ranks = [0.5 + rank.T for rank in jnp.array_split(jnp.stack(sums), kinds)]
+        return fn(ranks, exists.T > 0, *params)
+
+    rows, columns = batch.rows, batch.columns
+    (number,) = batch.fold(lambda block: (count(block.pairs.positives),))
+    (number_in_class,) = Batch(columns, columns, None, tile).fold(numbers)
+    number_in_class = number_in_class.astype(jnp.int32)
+    last = jnp.max(jnp.where(columns.where, number_in_class, 0))
+    firsts = jnp.arange(0, len(columns.where), _RANKED_AT_ONCE)
+    operands = (None if within_batch else columns), temperature, number > 0, number_in_class, params
+    total = ops.sum_over_true(of_round, (firsts <= last)[None, :], rows, *operands)
+    return total, number + (number > 0) if with_self else number

@@ -8,14 +8,12 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from dmljax import ops
-from dmljax.losses._arguments import VECTOR_ARGUMENTS, describe
 from dmljax.losses._common import matrix, row_mask
 from dmljax.ops import Array, ReduceFn
 
 __all__ = ["center_invariant", "lp", "regular_face", "sparse_centers", "zero_mean"]
 
 
-@describe(VECTOR_ARGUMENTS)
 def lp(
     x: Float[Array, "*n d"],
     *,
@@ -24,7 +22,7 @@ def lp(
     where: Bool[Array, "*n"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """Lp norm of vectors, to a power: keeps vectors short.
+    """Computes the Lp norm of vectors, to a power: keeps vectors short.
 
     |x|_p ^ power per vector x.
 
@@ -43,14 +41,13 @@ def lp(
     return ops.reduce(reduce_fn, ops.power(sums, power / p), where)
 
 
-@describe(VECTOR_ARGUMENTS)
 def zero_mean(
     x: Float[Array, "*n d"],
     *,
     where: Bool[Array, "*n"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """Absolute value of the sum of each vector's entries: keeps vectors balanced around 0.
+    """Computes the absolute sum of each vector's entries: keeps vectors balanced around 0.
 
     |sum_d x_d| per vector x.
 
@@ -61,14 +58,13 @@ def zero_mean(
     return ops.reduce(reduce_fn, jnp.abs(jnp.sum(x, axis=1)), where)
 
 
-@describe(VECTOR_ARGUMENTS)
 def center_invariant(
     x: Float[Array, "*n d"],
     *,
     where: Bool[Array, "*n"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """Squared deviation of squared lengths from their mean: no class gets longer proxies.
+    """Computes the squared deviation of squared lengths from their mean: evens out lengths.
 
     (|x|^2 - mean |x|^2)^2 / 4 per vector x.
 
@@ -84,14 +80,13 @@ def center_invariant(
     return ops.reduce(reduce_fn, deviations**2 / 4, where)
 
 
-@describe(VECTOR_ARGUMENTS)
 def regular_face(
     x: Float[Array, "*n d"],
     *,
     where: Bool[Array, "*n"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """Cosine of each vector with the nearest other vector: spreads proxies.
+    """Computes the cosine of each vector with the nearest other vector: spreads proxies.
 
     max_{j != i} cos(x_i, x_j) per vector x_i. A single vector has no entry.
 
@@ -108,14 +103,13 @@ def regular_face(
     return ops.reduce(reduce_fn, jnp.where(has_other, nearest, 0), has_other)
 
 
-@describe(VECTOR_ARGUMENTS)
 def sparse_centers(
     proxies: Float[Array, "c k d"],
     *,
     where: Bool[Array, "c k"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """Half the distance between the unit proxies of a class: merges superfluous ones.
+    """Computes half the distance between unit proxies of a class: merges superfluous ones.
 
     |w_i - w_j| / 2 per ordered pair i != j of the k proxies of a class, with w of length 1.
 
@@ -140,7 +134,7 @@ def sparse_centers(
 
 
 def _vectors(x: Array, where: Array | None) -> tuple[Array, Array]:
-    """All vectors as one matrix, 0 where they do not count; and the mask of those that count."""
+    """Returns all vectors as one matrix, with 0 in those that do not count, and their mask."""
     x = jnp.asarray(x)
     if where is not None and np.shape(where) != x.shape[:-1]:
         raise ValueError(f"where must be bool {list(x.shape[:-1])}, not {list(np.shape(where))}")

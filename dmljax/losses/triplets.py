@@ -7,27 +7,16 @@ array of size b^3 is stored. Only `reduce_fn=None` returns such an array, [b n n
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from dmljax import ops
-from dmljax.losses._arguments import PAIR_ARGUMENTS, describe
-from dmljax.losses._common import mask_rows, prepare, radians
-from dmljax.ops import (
-    Array,
-    DistanceFn,
-    Labels,
-    MineFn,
-    Pairs,
-    ReduceFn,
-    ReferenceLabels,
-    Scalar,
-    Triplets,
-)
+from dmljax.losses._common import PairOptions, mask_rows, prepare, radians
+from dmljax.ops import Array, DistanceFn, Labels, Pairs, ReduceFn, Scalar, Triplets
 from dmljax.ops.reductions import total_and_count
 from dmljax.ops.types import check_function
 
@@ -41,20 +30,16 @@ __all__ = [
 ]
 
 
-@describe(PAIR_ARGUMENTS)
 def triplet(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
     margin: Scalar = 0.05,
     distance_fn: DistanceFn = ops.unit_euclidean,
-    references: Float[Array, "n d"] | None = None,
-    reference_labels: ReferenceLabels | None = None,
-    where: Bool[Array, "b"] | None = None,
-    mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean_of_active,
+    **options: Unpack[PairOptions],
 ) -> Float[Array, "..."]:
-    """Triplet loss: a positive must be nearer than a negative by a margin.
+    """Computes the triplet loss: a positive must be nearer than a negative by a margin.
 
         [d_ap - d_an + margin]+
 
@@ -72,7 +57,7 @@ def triplet(
     >>> print(f"{losses.triplet(x, np.array([0, 1, 0, 1])):.3f}")
     0.744
     """
-    batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
+    batch = prepare(embeddings, labels, **options)
     distances = distance_fn(batch.anchors, batch.references)
 
     def entries(d_ap, d_an, d_pn):
@@ -81,20 +66,16 @@ def triplet(
     return _over_triplets([entries], reduce_fn, batch.mined, distances, None)
 
 
-@describe(PAIR_ARGUMENTS)
 def smooth_triplet(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
     margin: Scalar = 0.05,
     distance_fn: DistanceFn = ops.unit_euclidean,
-    references: Float[Array, "n d"] | None = None,
-    reference_labels: ReferenceLabels | None = None,
-    where: Bool[Array, "b"] | None = None,
-    mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean_of_active,
+    **options: Unpack[PairOptions],
 ) -> Float[Array, "..."]:
-    """Triplet loss with a soft margin: softplus instead of the hinge.
+    """Computes the triplet loss with a soft margin: softplus instead of the hinge.
 
         log(1 + exp(d_ap - d_an + margin))
 
@@ -111,7 +92,7 @@ def smooth_triplet(
     >>> print(f"{losses.smooth_triplet(x, np.array([0, 1, 0, 1])):.3f}")
     0.987
     """
-    batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
+    batch = prepare(embeddings, labels, **options)
     distances = distance_fn(batch.anchors, batch.references)
 
     def entries(d_ap, d_an, d_pn):
@@ -120,20 +101,16 @@ def smooth_triplet(
     return _over_triplets([entries], reduce_fn, batch.mined, distances, None)
 
 
-@describe(PAIR_ARGUMENTS)
 def swap_triplet(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
     margin: Scalar = 0.05,
     distance_fn: DistanceFn = ops.unit_euclidean,
-    references: Float[Array, "n d"] | None = None,
-    reference_labels: ReferenceLabels | None = None,
-    where: Bool[Array, "b"] | None = None,
-    mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean_of_active,
+    **options: Unpack[PairOptions],
 ) -> Float[Array, "..."]:
-    """Triplet loss with the anchor swap: the negative is measured from anchor and positive.
+    """Computes the triplet loss with the anchor swap: d_an becomes min(d_an, d_pn).
 
         [d_ap - min(d_an, d_pn) + margin]+
 
@@ -150,7 +127,7 @@ def swap_triplet(
     >>> print(f"{losses.swap_triplet(x, np.array([0, 1, 0, 1])):.3f}")
     0.832
     """
-    batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
+    batch = prepare(embeddings, labels, **options)
     references = batch.references
     distances = distance_fn(batch.anchors, references)
     between = distances if batch.within_batch else distance_fn(references, references)
@@ -161,7 +138,6 @@ def swap_triplet(
     return _over_triplets([entries], reduce_fn, batch.mined, distances, between)
 
 
-@describe(PAIR_ARGUMENTS)
 def margin(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -169,13 +145,10 @@ def margin(
     margin: Scalar = 0.2,
     beta: Scalar | Float[Array, "c"] = 1.2,
     distance_fn: DistanceFn = ops.unit_euclidean,
-    references: Float[Array, "n d"] | None = None,
-    reference_labels: ReferenceLabels | None = None,
-    where: Bool[Array, "b"] | None = None,
-    mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean_of_active,
+    **options: Unpack[PairOptions],
 ) -> Float[Array, "..."]:
-    """Margin loss: positives nearer than a learned boundary, negatives farther.
+    """Computes the margin loss: positives nearer than a learned boundary, negatives farther.
 
         [d_ap - beta + margin]+ + [beta - d_an + margin]+
 
@@ -195,7 +168,7 @@ def margin(
     >>> print(f"{losses.margin(x, np.array([0, 1, 0, 1])):.3f}")
     0.528
     """
-    batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
+    batch = prepare(embeddings, labels, **options)
     beta = jnp.asarray(beta, batch.anchors.dtype)
     if beta.ndim:
         if isinstance(labels, ops.Pairs) or np.ndim(labels) != 1:
@@ -205,7 +178,9 @@ def margin(
         if beta.size == 1:
             beta = beta[0]
         else:
-            beta, _, _ = mask_rows(beta[jnp.asarray(labels)][:, None], labels, len(beta), where)
+            beta, _, _ = mask_rows(
+                beta[jnp.asarray(labels)][:, None], labels, len(beta), options.get("where")
+            )
     # The terms need only d - beta.
     shifted = distance_fn(batch.anchors, batch.references) - beta
 
@@ -218,20 +193,16 @@ def margin(
     return _over_triplets([pull, push], reduce_fn, batch.mined, shifted, None)
 
 
-@describe(PAIR_ARGUMENTS)
 def semihard_triplet(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
     margin: Scalar = 1.0,
     distance_fn: DistanceFn = ops.squared_euclidean,
-    references: Float[Array, "n d"] | None = None,
-    reference_labels: ReferenceLabels | None = None,
-    where: Bool[Array, "b"] | None = None,
-    mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    **options: Unpack[PairOptions],
 ) -> Float[Array, "..."]:
-    """Triplet loss with one negative per positive pair: the nearest one beyond the positive.
+    """Computes the triplet loss with the nearest negative beyond the positive of each pair.
 
         [d_ap - d_an + margin]+
 
@@ -249,7 +220,7 @@ def semihard_triplet(
     >>> print(f"{losses.semihard_triplet(x, np.array([0, 1, 0, 1])):.3f}")
     1.100
     """
-    batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
+    batch = prepare(embeddings, labels, **options)
     positives, negatives = batch.pairs
     distances = distance_fn(batch.anchors, batch.references)
     farthest = jnp.max(distances, axis=1, where=negatives, initial=-jnp.inf)
@@ -266,19 +237,15 @@ def semihard_triplet(
     return _over_positives(entries, reduce_fn, positives, distances, negatives, farthest)
 
 
-@describe(PAIR_ARGUMENTS)
 def angular(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
     alpha: Scalar = 40.0,
-    references: Float[Array, "n d"] | None = None,
-    reference_labels: ReferenceLabels | None = None,
-    where: Bool[Array, "b"] | None = None,
-    mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    **options: Unpack[PairOptions],
 ) -> Float[Array, "..."]:
-    """Angular loss: bounds the angle at the negative of every triplet.
+    """Computes the angular loss: bounds the angle at the negative of every triplet.
 
         log(1 + sum_N exp(4 tan^2(alpha) (a + p).n - 2 (1 + tan^2(alpha)) a.p))
 
@@ -293,7 +260,7 @@ def angular(
     >>> print(f"{losses.angular(x, np.array([0, 1, 0, 1])):.3f}")
     3.995
     """
-    batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
+    batch = prepare(embeddings, labels, **options)
     positives, negatives = batch.pairs
     anchors = ops.normalize(batch.anchors)
     references = anchors if batch.within_batch else ops.normalize(batch.references)

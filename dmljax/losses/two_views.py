@@ -8,14 +8,13 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from dmljax import ops
-from dmljax.losses._arguments import VIEW_ARGUMENTS, describe
-from dmljax.losses._common import cross_entropy, matrix, row_mask
+from dmljax.losses._common import prepare_views
 from dmljax.ops import Array, ReduceFn, Scalar
+from dmljax.ops.fold import LogSumExp, OfColumns, Sum
 
 __all__ = ["clip", "siglip", "vicreg"]
 
 
-@describe(VIEW_ARGUMENTS)
 def clip(
     embeddings: Float[Array, "b d"],
     other: Float[Array, "b d"],
@@ -23,8 +22,9 @@ def clip(
     temperature: Scalar = 0.07,
     where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    tile: int | None = None,
 ) -> Float[Array, "..."]:
-    """CLIP loss, or symmetric InfoNCE: each row finds its match among all rows, in both directions.
+    """Computes the CLIP loss, or symmetric InfoNCE: rows find their match, in both directions.
 
         -(log softmax_j(s_ij / temperature)_i + log softmax_j(s_ji / temperature)_i) / 2
 
@@ -40,16 +40,19 @@ def clip(
     >>> print(f"{losses.clip(x, np.array([[0.8, 0.6], [0, 1]], np.float32)):.3f}")
     0.015
     """
-    x, y, where = views(embeddings, other, where)
-    logits = ops.cosine_similarity(x, y) / temperature
-    negatives = where[:, None] & where[None, :] & ~jnp.eye(len(x), dtype=bool)
-    matches = jnp.diagonal(logits)[:, None]
-    entries = cross_entropy(matches, logits, negatives)
-    entries = entries + cross_entropy(matches, logits.T, negatives)
-    return ops.reduce(reduce_fn, entries[:, 0] / 2, where)
+    batch = prepare_views(embeddings, other, where, tile)
+
+    def terms(block, temperature):
+        logits = block.cosines() / temperature
+        matches, others = block.pairs
+        of_columns = OfColumns(LogSumExp(logits.T, others.T))
+        return LogSumExp(logits, others), of_columns, Sum(logits, matches)
+
+    *normalizers, match = batch.fold(terms, temperature)
+    entries = sum(jax.nn.softplus(normalizer - match) for normalizer in normalizers)
+    return ops.reduce(reduce_fn, entries / 2, batch.where)
 
 
-@describe(VIEW_ARGUMENTS)
 def siglip(
     embeddings: Float[Array, "b d"],
     other: Float[Array, "b d"],
@@ -58,8 +61,9 @@ def siglip(
     bias: Scalar = -10.0,
     where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    tile: int | None = None,
 ) -> Float[Array, "..."]:
-    """SigLIP loss: each pair of rows is classified by itself as a match or not.
+    """Computes the SigLIP loss: each pair of rows is classified by itself as a match or not.
 
         sum_j softplus(-z_ij (scale s_ij + bias))
 
@@ -77,13 +81,17 @@ def siglip(
     >>> print(f"{losses.siglip(x, np.array([[0.8, 0.6], [0, 1]], np.float32)):.3f}")
     1.419
     """
-    x, y, where = views(embeddings, other, where)
-    logits = scale * ops.cosine_similarity(x, y) + bias
-    entries = jax.nn.softplus(jnp.where(jnp.eye(len(x), dtype=bool), -logits, logits))
-    return ops.reduce(reduce_fn, jnp.sum(entries, axis=1, where=where[None, :]), where)
+    batch = prepare_views(embeddings, other, where, tile)
+
+    def terms(block, scale, bias):
+        logits = scale * block.cosines() + bias
+        matches, others = block.pairs
+        return (Sum(jax.nn.softplus(jnp.where(matches, -logits, logits)), matches | others),)
+
+    (entries,) = batch.fold(terms, scale, bias)
+    return ops.reduce(reduce_fn, entries, batch.where)
 
 
-@describe(VIEW_ARGUMENTS)
 def vicreg(
     embeddings: Float[Array, "b d"],
     other: Float[Array, "b d"],
@@ -94,7 +102,7 @@ def vicreg(
     eps: float = 1e-4,
     where: Bool[Array, "b"] | None = None,
 ) -> Float[Array, ""]:
-    """VICReg: the views agree, every dimension varies, and dimensions are uncorrelated.
+    """Computes VICReg: views agree, every dimension varies, and dimensions are uncorrelated.
 
         invariance mean((x - y)^2) + variance mean_d([1 - sqrt(var_d + eps)]+)
         + covariance sum_{d != e} cov_de^2 / dimensions
@@ -116,7 +124,8 @@ def vicreg(
     >>> print(f"{losses.vicreg(x, np.array([[0.8, 0.6], [0, 1]], np.float32)):.3f}")
     13.631
     """
-    x, y, where = views(embeddings, other, where)
+    batch = prepare_views(embeddings, other, where)
+    x, y, where = batch.anchors, batch.references, batch.where
     count = jnp.sum(where, dtype=x.dtype)
     squared_difference = ops.reduce(ops.mean, jnp.mean((x - y) ** 2, axis=1), where)
     result = invariance * squared_difference
@@ -130,12 +139,3 @@ def vicreg(
         redundancy = jnp.sum(off_diagonal**2) / x.shape[1]
         result = result + variance * collapse + covariance * redundancy
     return jnp.where(count > 0, result, 0)
-
-
-def views(embeddings, other, where) -> tuple[Array, Array, Array]:
-    """The two views and the mask of their rows, checked; 0 in rows that do not count."""
-    x, y = matrix("embeddings", embeddings), matrix("other", other)
-    if x.shape != y.shape:
-        raise ValueError(f"embeddings {x.shape} and other {y.shape} must have the same shape")
-    where = row_mask(where, x)
-    return jnp.where(where[:, None], x, 0), jnp.where(where[:, None], y, 0), where

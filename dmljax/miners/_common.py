@@ -35,7 +35,7 @@ def check(distances, pairs) -> tuple[jax.Array, Pairs]:
 
 
 def batch_size(miner: str, distances) -> int:
-    """The number of rows of a batch that is compared with itself. Raises for another batch."""
+    """Returns the number of rows of a batch that is compared with itself, or raises."""
     b, n = distances.shape
     if b != n:
         raise ValueError(
@@ -49,13 +49,13 @@ def any_of_row(mask):
 
 
 def with_both_kinds(positives, negatives) -> Pairs:
-    """The pairs of the anchors that have positives and negatives."""
+    """Returns the pairs of the anchors that have positives and negatives."""
     has_both_kinds = any_of_row(positives) & any_of_row(negatives)
     return Pairs(positives & has_both_kinds, negatives & has_both_kinds)
 
 
 def best(distances, candidates, best_fn):
-    """In each row, the candidate that `best_fn`, `jnp.argmin` or `jnp.argmax`, selects."""
+    """Selects in each row the candidate that `best_fn`, `jnp.argmin` or `jnp.argmax`, finds."""
     worst = -jnp.inf if best_fn is jnp.argmax else jnp.inf
     column = best_fn(jnp.where(candidates, distances, worst), axis=1)
     return candidates & (jnp.arange(distances.shape[1])[None, :] == column[:, None])
@@ -63,7 +63,7 @@ def best(distances, candidates, best_fn):
 
 @functools.partial(jax.jit, inline=True)  # compiled once, also outside of the caller's jax.jit
 def top(scores, where, count):
-    """Mask of the `count [r]` largest of the `scores [r m]` in each row of `where`.
+    """Marks the `count [r]` largest of the `scores [r m]` in each row of `where`.
 
     NaN is larger than all numbers; of equal scores, the first are taken. The threshold is found bit
     by bit, in as many passes as a float has bits. On all devices that is much faster than sorting.

@@ -22,7 +22,7 @@ def distance_weighted(
     cutoff: float = 0.5,
     nonzero_loss_cutoff: float = 1.4,
 ) -> Pairs:
-    """As many negatives per anchor as it has positives, drawn evenly over distances.
+    """Draws negatives evenly over distances: the same number per anchor as its positives.
 
     Weights are 1 / q(max(d, cutoff)), where q(d) = d^(dim - 2) (1 - d^2 / 4)^((dim - 3) / 2) is the
     density of distances between random points of the unit sphere. Negatives are distinct. All
@@ -66,7 +66,7 @@ def uniform_histogram(
     pos_per_bin: int = 10,
     neg_per_bin: int = 10,
 ) -> Pairs:
-    """Distinct pairs drawn from bins of distance, up to the same number from every bin.
+    """Draws distinct pairs from bins of distance, up to the same number from every bin.
 
     Bins have equal width, from the smallest to the largest distance of the kind.
 

@@ -57,7 +57,7 @@ def multi_similarity(
 
 
 def batch_hard(distances: Float[Array, "b n"], pairs: Pairs) -> Pairs:
-    """The farthest positive and the nearest negative of every anchor that has both.
+    """Selects the farthest positive and the nearest negative of every anchor that has both.
 
     Reference: Hermans, Beyer and Leibe, In Defense of the Triplet Loss for Person
     Re-Identification, 2017, arXiv:1703.07737.
@@ -84,7 +84,7 @@ def batch_easy_hard(
     allowed_pos_range: tuple[float, float] | None = None,
     allowed_neg_range: tuple[float, float] | None = None,
 ) -> Pairs:
-    """One positive and one negative of every anchor that has both, by two selections.
+    """Selects one positive and one negative of every anchor that has both.
 
     `selections.hardest` is the farthest positive or the nearest negative, `easiest` the nearest
     positive or the farthest negative. `semihardest` is the hardest one that keeps the order with
@@ -174,7 +174,7 @@ def pair_margin(
 def hardest_fraction(
     distances: Float[Array, "b n"], pairs: Pairs, *, fraction: float = 0.5
 ) -> Pairs:
-    """The farthest positive pairs and the nearest negative pairs of the batch.
+    """Selects the farthest positive pairs and the nearest negative pairs of the batch.
 
     The number of pairs is a fraction of all positive or negative pairs of the batch, rounded up; an
     anchor may have none.
@@ -207,7 +207,7 @@ def hardest_fraction(
 
 
 def across_halves(distances: Float[Array, "b b"], pairs: Pairs) -> Pairs:
-    """The pair of row i of the first half of the batch and row i of the second, for every i.
+    """Selects the pair of row i of the first half of the batch and row i of the second.
 
     Each pair is kept once, with its first row as anchor. With an odd number of rows, the last one
     is left out. Many tutorials pair shuffled batches like this.
@@ -230,7 +230,7 @@ def across_halves(distances: Float[Array, "b b"], pairs: Pairs) -> Pairs:
 
 
 def next_in_batch(distances: Float[Array, "b b"], pairs: Pairs) -> Pairs:
-    """The first positive and the first negative that follow the anchor in the batch.
+    """Selects the first positive and the first negative that follow the anchor in the batch.
 
     Only anchors that have both are kept: one triplet per row, except for the last rows.
 

@@ -20,7 +20,7 @@ __all__ = ["easiest", "every", "hardest", "semihardest"]
 def easiest(
     difficulty: Float[Array, "b n"], candidates: Bool[Array, "b n"], limit: Float[Array, "b 1"]
 ) -> Bool[Array, "b n"]:
-    """The nearest positive, or the farthest negative."""
+    """Selects the nearest positive, or the farthest negative."""
     del limit
     return best(difficulty, candidates, jnp.argmin)
 
@@ -28,7 +28,7 @@ def easiest(
 def semihardest(
     difficulty: Float[Array, "b n"], candidates: Bool[Array, "b n"], limit: Float[Array, "b 1"]
 ) -> Bool[Array, "b n"]:
-    """The hardest pair that keeps the order with the selected pair of the other kind.
+    """Selects the hardest pair that keeps the order with the selected pair of the other kind.
 
     That is the farthest positive nearer than the negative, or the nearest negative beyond the
     positive.
@@ -39,7 +39,7 @@ def semihardest(
 def hardest(
     difficulty: Float[Array, "b n"], candidates: Bool[Array, "b n"], limit: Float[Array, "b 1"]
 ) -> Bool[Array, "b n"]:
-    """The farthest positive, or the nearest negative."""
+    """Selects the farthest positive, or the nearest negative."""
     del limit
     return best(difficulty, candidates, jnp.argmax)
 
@@ -47,6 +47,6 @@ def hardest(
 def every(
     difficulty: Float[Array, "b n"], candidates: Bool[Array, "b n"], limit: Float[Array, "b 1"]
 ) -> Bool[Array, "b n"]:
-    """All candidates, even of an anchor that has no pair of the other kind."""
+    """Selects all candidates, even of an anchor without a pair of the other kind."""
     del difficulty, limit
     return candidates

@@ -5,20 +5,29 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
-__all__ = ["check_axes", "default_tile", "divides_evenly", "over_devices"]
+__all__ = ["current_mesh", "default_tile", "divides_evenly", "over_devices"]
 
 
-def check_axes(mesh: Any) -> None:
-    """Raises if a mesh has explicit axes, which `jax.make_mesh` gives it by default."""
+def current_mesh() -> Any:
+    """Returns the mesh whose devices share a computation, or None for a single device.
+
+    It is the mesh of `jax.sharding.use_abstract_mesh` or `jax.set_mesh`; its first axis counts.
+    Inside `jax.shard_map`, each device computes alone. Raises if the mesh has explicit axes, which
+    `jax.make_mesh` gives it by default.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.shape[mesh.axis_names[0]] == 1:
+        return None
     if AxisType.Explicit in mesh.axis_types:
         raise ValueError(
             f"the mesh has the explicit axes {mesh.axis_names}: take jax.sharding.Mesh(devices, "
             "names), or jax.make_mesh with axis_types=(jax.sharding.AxisType.Auto,)"
         )
+    return None if mesh.axis_types[0] == AxisType.Manual else mesh
 
 
 def default_tile(*, on_accelerator: bool) -> int:
-    """Rows that are compared with as many rows at a time.
+    """Returns the size of tiles of similarities.
 
     Accelerators take longer to start many small programs than to run them.
     """
@@ -26,7 +35,7 @@ def default_tile(*, on_accelerator: bool) -> int:
 
 
 def divides_evenly(batch: Any) -> bool:
-    """Whether the devices of the train step (`train.loop.compiled_step`) have equal shares.
+    """Returns whether the devices of the train step get equal shares of a batch.
 
     In an exported program, which is for one device, `batch` may be a symbol.
     """
@@ -35,7 +44,7 @@ def divides_evenly(batch: Any) -> bool:
 
 
 def over_devices(rows: jax.Array, *, batch: Any) -> jax.Array:
-    """`rows`, split over the devices of the train step, if any.
+    """Returns `rows`, split over the devices of the train step, if any.
 
     XLA needs this call where the first axis merges the `batch` images with another axis, and the
     devices do not divide the batch evenly. A device's share of the merged rows then differs from

@@ -28,7 +28,7 @@ __all__ = [
 
 
 def squared_euclidean(x: Float[Array, "b d"], y: Float[Array, "n d"]) -> Float[Array, "b n"]:
-    """|x - y|^2, with value and gradient correct to rounding, for close pairs too.
+    """Computes |x - y|^2, with value and gradient correct to rounding, for close pairs too.
 
     The usual form |x|^2 + |y|^2 - 2 x.y loses every digit of pairs that are closer than the
     rounding error of their norms, and rows of a trained class are that close. Close pairs are few,
@@ -44,7 +44,7 @@ def squared_euclidean(x: Float[Array, "b d"], y: Float[Array, "n d"]) -> Float[A
 def euclidean(
     x: Float[Array, "b d"], y: Float[Array, "n d"], *, p: float = 2, power: float = 1
 ) -> Float[Array, "b n"]:
-    """|x - y|_p ^ power, with gradient 0 at equal rows.
+    """Computes |x - y|_p ^ power, with gradient 0 at equal rows.
 
     Args:
         p: The norm: 2 is the Euclidean distance, 1 the sum of absolute differences. Any `p` but 2
@@ -70,23 +70,23 @@ def _sum_of_powers(x, y, p):
 
 
 def cosine_similarity(x: Float[Array, "b d"], y: Float[Array, "n d"]) -> Float[Array, "b n"]:
-    """cos(x, y), from -1 to 1: a similarity, so the larger, the more alike. 0 for zero vectors."""
+    """Computes cos(x, y), from -1 to 1: larger means more alike. It is 0 for zero vectors."""
     unit_x = normalize(x)
     return matmul(unit_x, (unit_x if y is x else normalize(y)).T)
 
 
 def cosine(x: Float[Array, "b d"], y: Float[Array, "n d"]) -> Float[Array, "b n"]:
-    """1 - cos(x, y), from 0 to 2."""
+    """Computes 1 - cos(x, y), from 0 to 2."""
     return 1 - cosine_similarity(x, y)
 
 
 def dot(x: Float[Array, "b d"], y: Float[Array, "n d"]) -> Float[Array, "b n"]:
-    """-x.y: the dot product is negated, so that smaller means more alike."""
+    """Computes -x.y: the dot product is negated, so that smaller means more alike."""
     return -matmul(widen(x), widen(y).T)
 
 
 def snr(x: Float[Array, "b d"], y: Float[Array, "n d"]) -> Float[Array, "b n"]:
-    """var(x - y) / var(x), the inverse signal-to-noise ratio of an anchor x and a reference y.
+    """Computes var(x - y) / var(x), the inverse signal-to-noise ratio of anchor x, reference y.
 
     Variances are over the dimensions of a row. An anchor without variance has distance 0 to all.
 
@@ -104,7 +104,7 @@ def snr(x: Float[Array, "b d"], y: Float[Array, "n d"]) -> Float[Array, "b n"]:
 
 
 def unit(distance_fn: DistanceFn) -> DistanceFn:
-    """`distance_fn` of unit vectors: a function that normalizes its rows, then measures them."""
+    """Returns a function that normalizes its rows and then measures them by `distance_fn`."""
 
     @functools.wraps(distance_fn)
     def on_unit_vectors(x, y):
@@ -115,7 +115,7 @@ def unit(distance_fn: DistanceFn) -> DistanceFn:
 
 
 def unit_euclidean(x: Float[Array, "b d"], y: Float[Array, "n d"]) -> Float[Array, "b n"]:
-    """| x/|x| - y/|y| |, from 0 to 2: what every miner reads, and the default of most losses.
+    """Computes | x/|x| - y/|y| |, from 0 to 2. Every miner reads it; most losses default to it.
 
     With s the cosine, it is sqrt(2 - 2 s).
     """
@@ -127,13 +127,13 @@ _CLOSE = 2.0**-7
 
 
 def _shifted(x, y):
-    """`x` and `y` minus the mean of `y`. Distances stay; norms shrink to the spread of the data."""
+    """Subtracts the mean of `y`. Distances stay; norms shrink to the spread of the data."""
     shift = jnp.mean(y, axis=0, keepdims=True)
     return x - shift, y - shift
 
 
 def _products(x, y):
-    """|x - y|^2 by the product form, and which pairs are too close for it."""
+    """Computes |x - y|^2 by the product form, and marks the pairs that are too close for it."""
     x, y = _shifted(x, y)
     norms = jnp.sum(x * x, axis=1)[:, None] + jnp.sum(y * y, axis=1)[None, :]
     squares = norms - 2 * matmul(x, y.T)
@@ -142,7 +142,7 @@ def _products(x, y):
 
 @functools.partial(jax.jit, inline=True)  # compiled once, also outside of the caller's jax.jit
 def _set_close(squares, close, x, y):
-    """`squares`, with |x - y|^2 of the close pairs computed from differences."""
+    """Computes |x - y|^2 of the close pairs from differences and writes it to `squares`."""
     rows = jnp.arange(len(x))
 
     def body(carry):
@@ -157,7 +157,7 @@ def _set_close(squares, close, x, y):
 
 @functools.partial(jax.jit, inline=True)
 def _add_close(gradients, weights, close, x, y):
-    """`gradients` of x and y plus 2 weight (x - y) and its negative for the close pairs."""
+    """Adds 2 weight (x - y) of the close pairs, and its negative, to `gradients` of x and y."""
     rows = jnp.arange(len(x))
 
     def body(carry):

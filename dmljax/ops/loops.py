@@ -22,14 +22,14 @@ __all__ = [
 
 
 def next_true(mask: Bool[Array, "b n"], after: Integer[Array, "b"]) -> Integer[Array, "b"]:
-    """The first True column behind column `after`, for each row; n where there is none."""
+    """Returns the first True column behind column `after`, for each row; n if there is none."""
     columns = jnp.arange(mask.shape[1], dtype=jnp.int32)[None, :]
     candidates = jnp.where(mask & (columns > after[:, None]), columns, mask.shape[1])
     return jnp.min(candidates, axis=1, initial=mask.shape[1])
 
 
 def while_true(mask: Bool[Array, "b n"], body: Callable, initial: Any) -> Any:
-    """The last value of `carry` in `body((column [b], carry)) -> (next column, carry)`.
+    """Loops over the True entries of all rows; returns the last value of `carry`.
 
     `body` runs once for the first True entries of all rows, then for the second ones, and so on.
     `column` is n for a row that has no more True entries.
@@ -39,12 +39,12 @@ def while_true(mask: Bool[Array, "b n"], body: Callable, initial: Any) -> Any:
 
 
 def take_column(matrix: Array, column: Integer[Array, "b"]) -> Array:
-    """[b 1]: the entry of every row of `matrix [b n]` in that row's `column`."""
+    """Returns the entry of each row of `matrix [b n]` in that row's `column`: `[b 1]`."""
     return jnp.take_along_axis(matrix, column[:, None], axis=1)
 
 
 def sum_over_true(fn: Callable, mask: Bool[Array, "b n"], *operands: Any) -> Any:
-    """The sum of `fn(column, valid, *operands)` over the first, second, ... True entry of all rows.
+    """Sums `fn(column, valid, *operands)` over the first, second, ... True entry of all rows.
 
     There are as many rounds as the fullest row of `mask` has True entries, which is decided at run
     time. So a loss over triplets costs O(b n) memory and, with K images per class, O(b n K) time.
@@ -61,7 +61,7 @@ def sum_over_true(fn: Callable, mask: Bool[Array, "b n"], *operands: Any) -> Any
 
 
 def vary(arrays: Any, *like: Any) -> Any:
-    """`arrays`, all typed as varying over the devices over which any of them, or of `like`, varies.
+    """Types `arrays` as varying over all devices over which any of them, or of `like`, varies.
 
     Inside `jax.shard_map`, types say which arrays differ between devices, and a loop must start
     with the type that its body returns. Elsewhere, nothing changes.
@@ -120,7 +120,7 @@ def _total(fn, mask, operands):
 
 
 def _gradients(fn, mask, operands, cotangent):
-    """The gradients of the float leaves of `operands`, in their order."""
+    """Computes the gradients of the float leaves of `operands`, in their order."""
     leaves, structure = jax.tree.flatten(operands)
     width = mask.shape[1]
 
@@ -156,7 +156,7 @@ class _Keyed:
 
 
 def _compiled_once(loop: Callable, fn: Callable) -> Callable:
-    """`loop(fn, ...)`, which calls outside of `jax.jit` compile once, though `fn` is new each time.
+    """Returns `loop` of `fn`, compiled once outside of `jax.jit`, though `fn` is new each time.
 
     A loss makes a new `fn` at each call, and JAX compiles loops of new functions again. Inside
     of `jax.jit` nothing changes: the loop is traced into the caller's program.
@@ -173,7 +173,7 @@ def _jitted(loop: Callable) -> Callable:
 
 
 def _key(value: Any) -> Any:
-    """Equal for functions that compute the same: same code, and same values that it closes over.
+    """Returns equal keys for functions that compute the same: same code, same closed-over values.
 
     Raises TypeError for a function that is not of this package or JAX, because it may read a
     variable that changes, and for arrays.

@@ -24,7 +24,7 @@ def pairs(
     where: Bool[Array, "b"] | None = None,
     reference_where: Bool[Array, "n"] | None = None,
 ) -> Pairs:
-    """Masks of the positive and negative pairs of anchors and references.
+    """Computes masks of the positive and negative pairs of anchors and references.
 
     Args:
         labels: Classes of the anchors: int `[b]`; or multi-hot bool `[b c]`, where rows that share
@@ -68,7 +68,7 @@ def pairs(
 
 
 def triplets_to_pairs(mined: Pairs | Triplets) -> Pairs:
-    """The pairs that are part of at least one triplet of `mined`. `Pairs` come back unchanged."""
+    """Returns the pairs that are part of a triplet of `mined`. Returns `Pairs` unchanged."""
     if isinstance(mined, Pairs):
         return mined
     (positives, negatives), distances, select_fn = mined
@@ -89,7 +89,7 @@ def triplets_to_pairs(mined: Pairs | Triplets) -> Pairs:
 
 
 def check_no_names(name: str, labels) -> None:
-    """Raises for text, which is no array of JAX."""
+    """Raises for text, which JAX arrays cannot hold."""
     if (array := _of_numpy(labels)) is not None and array.dtype.kind in "OSTU":
         raise ValueError(
             f"{name} are {array.dtype}: give integers (np.unique(names, return_inverse=True)[1] "
@@ -113,7 +113,7 @@ def check_integers(name: str, labels) -> None:
 
 
 def _of_numpy(labels) -> np.ndarray | None:
-    """`labels` in numpy, with all of their bits; None for what JAX holds or traces already."""
+    """Returns `labels` in numpy, with all of their bits; None for what JAX holds or traces."""
     if labels is None or any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(labels)):
         return None
     return np.asarray(labels)

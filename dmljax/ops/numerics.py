@@ -21,18 +21,18 @@ __all__ = [
 
 
 def widen(x: Array) -> jax.Array:
-    """`x` in float32, or as it is if it is wider. Gradients come back in the dtype of `x`."""
+    """Converts `x` to float32, unless it is wider. Gradients come back in the dtype of `x`."""
     x = jnp.asarray(x)
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def matmul(x: Array, y: Array) -> jax.Array:
-    """`x @ y` at the highest precision. Products in TF32 and bfloat16 have errors above 1e-3."""
+    """Computes `x @ y` at the highest precision: TF32 and bfloat16 have errors above 1e-3."""
     return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)
 
 
 def sqrt(x: Array) -> jax.Array:
-    """Square root of `x`, with gradient 0 instead of infinity at 0.
+    """Computes the square root of `x`, with gradient 0 instead of infinity at 0.
 
     Negative numbers, which are rounding errors of 0, count as 0. NaN stays NaN.
     """
@@ -41,7 +41,7 @@ def sqrt(x: Array) -> jax.Array:
 
 
 def power(x: Array, exponent: float) -> jax.Array:
-    """`x ** exponent` for x >= 0, with gradient 0 instead of infinity or NaN at 0.
+    """Computes `x ** exponent` for x >= 0, with gradient 0 instead of infinity or NaN at 0.
 
     Negative numbers count as 0. NaN stays NaN. With `exponent` 1, `x` is returned unchanged.
     """
@@ -52,7 +52,7 @@ def power(x: Array, exponent: float) -> jax.Array:
 
 
 def acos(x: Array) -> jax.Array:
-    """Arc cosine of `x`, with gradient 0 instead of infinity at -1 and 1.
+    """Computes the arc cosine of `x`, with gradient 0 instead of infinity at -1 and 1.
 
     Numbers beyond -1 and 1, which are rounding errors, count as -1 and 1. NaN stays NaN.
     """
@@ -63,7 +63,7 @@ def acos(x: Array) -> jax.Array:
 def logsumexp(
     x: Float[Array, "..."], *, where: Bool[Array, "..."], axis: int = -1, keepdims: bool = False
 ) -> jax.Array:
-    """log(sum(exp(x))) along `axis`, over the entries where `where` is True.
+    """Computes log(sum(exp(x))) along `axis`, over the entries where `where` is True.
 
     Where no entry counts, the result is 0, not -infinity, and has gradient 0.
     """
@@ -89,13 +89,13 @@ def logsumexp(
 def log_1_plus_sum_exp(
     x: Float[Array, "..."], *, where: Bool[Array, "..."], axis: int = -1
 ) -> jax.Array:
-    """log(1 + sum(exp(x))) along `axis`, over the entries where `where` is True; 0 if none is."""
+    """Computes log(1 + sum(exp(x))) along `axis`, over entries where `where` is True; else 0."""
     totals = jax.nn.softplus(logsumexp(x, where=where, axis=axis))
     return jnp.where(jnp.any(where, axis=axis), totals, 0)
 
 
 def norm(x: Float[Array, "*b d"]) -> Float[Array, "*b"]:
-    """Euclidean length along the last axis. A zero vector has gradient 0."""
+    """Computes the Euclidean length along the last axis. A zero vector has gradient 0."""
     # Divide by the largest entry first, so that no square overflows or underflows.
     peak = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis=-1, keepdims=True))
     peak = jnp.where(peak > 0, peak, 1)
@@ -103,7 +103,7 @@ def norm(x: Float[Array, "*b d"]) -> Float[Array, "*b"]:
 
 
 def normalize(x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
-    """`x` divided by its length along the last axis. A zero vector stays 0 and has gradient 0."""
+    """Divides `x` by its length along the last axis. A zero vector stays 0, with gradient 0."""
     x = widen(x)
     # Divide by the largest entry first, so that no square overflows or underflows.
     peak = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis=-1, keepdims=True))

@@ -25,7 +25,7 @@ __all__ = [
 def reduce(
     reduce_fn: ReduceFn | None, entries: Float[Array, "..."], where: Bool[Array, "..."]
 ) -> Array:
-    """The quotient total / count of `reduce_fn(entries, where)`; 0 where nothing counts.
+    """Computes the quotient total / count of `reduce_fn(entries, where)`; 0 if nothing counts.
 
     With `reduce_fn=None`, the entries themselves, 0 where they do not count.
     """
@@ -35,7 +35,7 @@ def reduce(
 
 
 def total_and_count(reduce_fn: ReduceFn, entries: Array, where: Array) -> tuple[Array, Array]:
-    """`reduce_fn(entries, where)`. Raises where this is no pair, such as for `jnp.mean`."""
+    """Calls `reduce_fn(entries, where)`. Raises unless it returns a pair, unlike `jnp.mean`."""
     check_function("reduce_fn", reduce_fn, "ops.mean")
     form = "a reduce_fn takes (entries, where) and returns (total, count), as ops.mean does"
     name = getattr(reduce_fn, "__qualname__", repr(reduce_fn))
@@ -49,24 +49,24 @@ def total_and_count(reduce_fn: ReduceFn, entries: Array, where: Array) -> tuple[
 
 
 def divide(total: Array, count: Array) -> Array:
-    """total / count, and `total` itself where the count is 0."""
+    """Computes total / count, or returns `total` where the count is 0."""
     return total / jnp.where(count > 0, count, 1)
 
 
 def mean(entries: Float[Array, "..."], where: Bool[Array, "..."]) -> tuple[jax.Array, jax.Array]:
-    """Total and count of the mean over all entries that count."""
+    """Returns total and count of the mean over all entries that count."""
     return jnp.sum(entries, where=where), jnp.sum(where, dtype=entries.dtype)
 
 
 def sum(entries: Float[Array, "..."], where: Bool[Array, "..."]) -> tuple[jax.Array, jax.Array]:
-    """The sum over all entries that count, and the count 0, with which `reduce` does not divide."""
+    """Returns the sum over all entries that count, and a count of 0: `reduce` does not divide."""
     return jnp.sum(entries, where=where), jnp.zeros((), entries.dtype)
 
 
 def mean_of_active(
     entries: Float[Array, "..."], where: Bool[Array, "..."]
 ) -> tuple[jax.Array, jax.Array]:
-    """Total and count of the mean over the entries above 0.
+    """Returns total and count of the mean over the entries above 0.
 
     Pairs or triplets that the loss no longer changes then do not dilute the gradient of the others.
     A NaN counts, so that it stays visible.
@@ -75,12 +75,12 @@ def mean_of_active(
 
 
 def threshold(low: float = -np.inf, high: float = np.inf) -> ReduceFn:
-    """A reduction: the mean over the entries strictly between `low` and `high`."""
+    """Returns a reduction: the mean over the entries strictly between `low` and `high`."""
     return lambda entries, where: mean(entries, where & ~(entries <= low) & ~(entries >= high))
 
 
 def weighted(weights: Float[Array, "b"], reduce_fn: ReduceFn = mean) -> ReduceFn:
-    """A reduction: `reduce_fn` of the entries times the weights of their anchors.
+    """Returns a reduction: `reduce_fn` of the entries times the weights of their anchors.
 
     Args:
         weights: One weight per anchor; for weights per class, `class_weights[labels]`. The rows of

@@ -274,9 +274,6 @@ class Options:
     chunk: int | None = _option(
         None, "number of images that the net embeds at once; None: the whole batch", least=1
     )
-    tile: int | None = _option(
-        None, "tile size for pair losses; None computes the full matrix", least=1
-    )
     optimizer: Spec = _option(
         {"name": "adam", "rate": 1e-4}, "the optimizer with its `rate`, `decay`, `groups`, ..."
     )

@@ -103,11 +103,11 @@ LABELS = np.arange(96) // 4
 PROXIES = np.asarray(RNG.normal(size=(24, 16)), np.float32)
 MAPS = np.asarray(RNG.normal(size=(4, 12, 12, 8)), np.float32)
 FUNCTIONS = {
-    name: functools.partial(losses.tiled(getattr(losses, name), tile=32), labels=LABELS)
+    name: functools.partial(getattr(losses, name), labels=LABELS, tile=32)
     for name in ("contrastive", "multi_similarity", "ntxent", "recall_at_k", "smooth_ap", "supcon")
 }
 FUNCTIONS |= {
-    "clip": lambda x: losses.tiled(losses.clip, tile=32)(x, PROXIES[LABELS % 24] + x),
+    "clip": lambda x: losses.clip(x, PROXIES[LABELS % 24] + x, tile=32),
     "classes in tiles": lambda x: losses.arcface(x, LABELS, PROXIES, tiles=ops.ClassTiles(8)),
     "max pooling": lambda x: jnp.sum(
         pooling.max_pool(MAPS * x[0, 0], 3, strides=2, padding=((1, 1), (1, 1))) ** 2

@@ -13,7 +13,8 @@ from train.pixels import EXACT, distance, jit
 from dmljax import losses, ops
 from dmljax.methods import proxies as method_of
 from dmljax.nets import convnet
-from dmljax.ops import class_tiles
+from dmljax.ops import fold
+from dmljax.ops.classes import class_rows
 from dmljax.train.compilation import multiply_adds
 from dmljax.train.devices import Shardings
 
@@ -86,10 +87,16 @@ def test_a_row_without_another_class_costs_nothing(devices, monkeypatch):
 
 
 def test_sums_over_devices_neither_overflow_nor_vanish():
-    sum_fn = jax.vmap(lambda x: class_tiles._log_of_sum(x, "devices"), axis_name="devices")
     for logs in ([100.0, 101.0, -np.inf], [-300.0, -301.0, -302.0], [-np.inf] * 3):
-        expected = np.full(3, np.logaddexp.reduce(logs))
-        np.testing.assert_allclose(sum_fn(np.float32(logs)), expected, rtol=1e-6)
+        one = jnp.ones((1, 1))
+        term = fold.LogSumExp(one, one > 0)
+
+        def of_device(peak, term=term):
+            state = peak[None], jnp.where(peak > -jnp.inf, 1.0, 0.0)[None]
+            return term.result(term.over_devices(state, "devices"))[0]
+
+        actual = jax.vmap(of_device, axis_name="devices")(np.float32(logs))
+        np.testing.assert_allclose(actual, np.full(3, np.logaddexp.reduce(logs)), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["cosface", "proxy_anchor"])
@@ -126,14 +133,12 @@ def _counts_fn(devices, unbiased):
     labels = jnp.asarray([2, 2, 28, -1, 11])
     mesh = Shardings(jax.devices()[:devices]).mesh
 
-    def count(proxies, classes, where, weights, labels):
-        ones = where * (jnp.ones(len(where)) if weights is None else weights)
-        return (), jnp.zeros(C).at[classes].add(ones, mode="drop")
-
     def counts(key):
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             tiles = ops.ClassTiles(4, 0.36, key, unbiased)
-            return ops.over_classes(count, jnp.zeros((C, 1)), labels, (), tiles=tiles)[1]
+            rows, _ = class_rows(jnp.zeros((C, 1)), labels, tiles)
+        weights = rows.extra if unbiased else 1
+        return jnp.zeros(C).at[rows.labels].add(rows.where * weights, mode="drop")
 
     return jit(counts)
 
@@ -200,23 +205,17 @@ def test_tiles_compute_the_logits_a_second_time():
 def test_wrong_tiles_are_refused(unchecked):
     call = functools.partial(losses.proxy_anchor, X, LABELS, PROXIES[2])
     for tiles, words in (
-        (ops.ClassTiles(0), "1 or more classes, not 0"),
-        (ops.ClassTiles(2.5), "1 or more classes, not 2.5: give an integer"),
-        (4, r"^tiles=4: give ops.ClassTiles, such as ops.ClassTiles\(256\)"),
+        (ops.ClassTiles(0), "must be a positive integer, not 0"),
+        (ops.ClassTiles(2.5), "must be a positive integer, not 2.5"),
+        (4, r"^tiles must be ops.ClassTiles, not 4: give ops.ClassTiles\(256\)"),
         (ops.ClassTiles(4, share=0.0), "above 0 and at most 1, not 0"),
         (ops.ClassTiles(4, share=1.5), "above 0 and at most 1, not 1.5"),
         (ops.ClassTiles(4, share=0.5), "give a key"),
     ):
         with pytest.raises(ValueError, match=words):
             call(tiles=tiles)
-    with pytest.raises(ValueError, match="no entry for each class"):
-        call(tiles=ops.ClassTiles(4), reduce_fn=None)
-    mesh = jax.make_mesh((8,), ("devices",), axis_types=(jax.sharding.AxisType.Explicit,))
 
-    @jax.jit
-    def loss(x, w):
-        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            return losses.proxy_anchor(x, LABELS, w, tiles=ops.ClassTiles(4))
 
-    with pytest.raises(ValueError, match=r"axes \('devices',\): take jax.sharding.Mesh"):
-        loss(X, PROXIES[2])
+def test_entries_of_classes_in_tiles(unchecked):
+    call = functools.partial(losses.proxy_anchor, X, LABELS, PROXIES[2], reduce_fn=None)
+    np.testing.assert_allclose(call(tiles=ops.ClassTiles(4)), call(), rtol=1e-5)

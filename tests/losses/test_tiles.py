@@ -1,12 +1,13 @@
 """Losses in tiles: the plain form is the referee, on one and on several devices."""
 
 import functools
+import inspect
 import re
 
 import jax
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dmljax import losses, miners, ops
 
@@ -33,7 +34,7 @@ NOT_NEUTRAL = {
 
 
 def mesh_of(devices):
-    return Mesh(np.array(jax.devices()[:devices]), ("data",)) if devices > 1 else None
+    return Mesh(np.array(jax.devices()[:devices]), ("data",))
 
 
 def inputs(seed=0, dtype=np.float64):
@@ -46,11 +47,9 @@ def inputs(seed=0, dtype=np.float64):
     return x, labels, y, reference_labels, where
 
 
-def compiled(name, **options):
-    """Values and gradients of a loss, or of its form in tiles: within a batch, with references."""
-    loss_fn = functools.partial(getattr(losses, name), **NOT_NEUTRAL.get(name, {}))
-    if options:
-        loss_fn = losses.tiled(loss_fn, **options)
+def compiled(name, tile=None, devices=1):
+    """Values and gradients of a loss: within a batch, and with references."""
+    loss_fn = functools.partial(getattr(losses, name), **NOT_NEUTRAL.get(name, {}), **tiles(tile))
 
     def values(x, y, labels, reference_labels, where):
         if name in VIEWS:
@@ -59,7 +58,21 @@ def compiled(name, **options):
         within, against = (loss_fn(x, labels, where=where, **r) for r in ({}, references))
         return within + 2 * against
 
-    return jax.jit(jax.value_and_grad(values, argnums=(0, 1)))
+    return on_mesh(jax.value_and_grad(values, argnums=(0, 1)), devices)
+
+
+def tiles(tile):
+    return {} if tile is None else {"tile": tile}
+
+
+def on_mesh(function, devices, **jit_options):
+    mesh = mesh_of(devices)
+
+    def call(*args):
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return function(*args)
+
+    return jax.jit(call, **jit_options)
 
 
 @functools.cache
@@ -78,8 +91,9 @@ def check(actual, expected, tolerance=1e-11):
 def check_devices(name, devices):
     x, labels, y, reference_labels, where = inputs()
     with jax.enable_x64(True):
-        function = compiled(name, tile=3, mesh=mesh_of(devices))
-        value, gradients = function(x, y, labels, reference_labels, where)
+        everywhere = NamedSharding(mesh_of(devices), PartitionSpec())
+        arguments = jax.device_put((x, y, labels, reference_labels, where), everywhere)
+        value, gradients = compiled(name, 3, devices)(*arguments)
     assert value.dtype == np.float64 and all(np.abs(g).max() > 1e-4 for g in gradients)
     assert not gradients[0][~where].any()
     check((value, gradients), plain(name))
@@ -107,7 +121,7 @@ def test_float32_agrees_to_rounding(name):
     second = np.nan_to_num(x[::-1]) if name in VIEWS else labels
     results = [
         jax.jit(jax.value_and_grad(functools.partial(f, where=where)))(x, second)
-        for f in (loss_fn, losses.tiled(loss_fn, tile=4))
+        for f in (loss_fn, functools.partial(loss_fn, tile=4))
     ]
     assert results[1][0].dtype == np.float32
     check(results[1], results[0], 1e-6)
@@ -118,7 +132,7 @@ def test_any_tile_gives_the_same(unchecked):
     with jax.enable_x64(True):
         expected = losses.supcon(x, labels, where=where)
         for tile in (1, 12, 100):
-            function = jax.jit(losses.tiled(losses.supcon, tile=tile))
+            function = jax.jit(functools.partial(losses.supcon, tile=tile))
             np.testing.assert_allclose(function(x, labels, where=where), expected, rtol=1e-12)
 
 
@@ -138,7 +152,7 @@ def test_reductions_are_those_of_the_loss(reduction, unchecked):
     reduce_fn = REDUCTIONS[reduction]
     for name in ("multi_similarity", "ntxent"):
         loss_fn = functools.partial(getattr(losses, name), reduce_fn=reduce_fn, where=where)
-        in_tiles = jax.jit(losses.tiled(loss_fn, tile=4))
+        in_tiles = jax.jit(functools.partial(loss_fn, tile=4))
         if name == "ntxent" and reduction in ("weighted", "entries"):
             with pytest.raises(ValueError, match=r"^reduce_fn.*, or (leave out )?tile"):
                 in_tiles(x, labels)
@@ -153,11 +167,11 @@ def test_multi_hot_labels(unchecked):
     labels[~labels.any(axis=1), 0] = True
     labels[2] = True  # which has no negative
     with jax.enable_x64(True):
-        actual = jax.jit(losses.tiled(losses.supcon, tile=5))(x, labels, where=where)
+        actual = jax.jit(functools.partial(losses.supcon, tile=5))(x, labels, where=where)
         np.testing.assert_allclose(actual, losses.supcon(x, labels, where=where), rtol=1e-11)
     for name in RANKED:
         with pytest.raises(ValueError, match="one label for each row"):
-            losses.tiled(getattr(losses, name))(x, labels, where=where)
+            getattr(losses, name)(x, labels, where=where, tile=5)
 
 
 @quick(*VIEWS, *PAIRS, *RANKED)
@@ -166,7 +180,7 @@ def test_batches_without_pairs_and_rows_of_nan(name):
     loss_fn = getattr(losses, name)
     functions = [
         jax.jit(jax.value_and_grad(lambda x, second, where, f=f: f(x, second, where=where)))
-        for f in (losses.tiled(loss_fn, tile=4), loss_fn)
+        for f in (functools.partial(loss_fn, tile=4), loss_fn)
     ]
     x, where = np.random.default_rng(2).normal(size=(B, D)).astype(np.float32), np.ones(B, bool)
     seconds = [x] if name in VIEWS else [labels, np.zeros(B, int), np.arange(B)]
@@ -187,23 +201,24 @@ def test_scalars_get_their_gradients():
     x, labels, y, reference_labels, where = inputs()
     x = np.where(where[:, None], x, 0)
 
-    def gradients(loss_fn):
-        def loss(temperature):
-            references = {"references": y, "reference_labels": reference_labels}
-            return loss_fn(x, labels, temperature=temperature, **references)
+    def gradient(devices, **options):
+        def loss(temperature, y):
+            options_of = {"references": y, "reference_labels": reference_labels, **options}
+            return losses.supcon(x, labels, temperature=temperature, **options_of)
 
-        return jax.grad(loss)(0.3)
+        function, everywhere = (
+            on_mesh(jax.grad(loss), devices),
+            NamedSharding(mesh_of(devices), PartitionSpec()),
+        )
+        return function(*jax.device_put((0.3, y), everywhere))
 
     with jax.enable_x64(True):
-        in_tiles = losses.tiled(losses.supcon, tile=4, mesh=mesh_of(3))
-        expected, actual = (
-            jax.jit(gradients, static_argnums=0)(f) for f in (losses.supcon, in_tiles)
-        )
+        expected, actual = gradient(1), gradient(3, tile=4)
         assert abs(expected) > 0.01
         check(actual, expected)
 
 
-def test_keywords_are_those_of_the_loss(unchecked):
+def test_a_loss_in_tiles_is_an_argument_of_other_functions(unchecked):
     x, labels, *_ = inputs()
     x = np.nan_to_num(x)
 
@@ -211,84 +226,62 @@ def test_keywords_are_those_of_the_loss(unchecked):
         return jax.jit(functools.partial(loss_fn, **keywords))(x, labels)
 
     soft = functools.partial(losses.supcon, temperature=0.5)
-    in_tiles = losses.tiled(soft, tile=4)
-    assert value(in_tiles) == value(losses.tiled(losses.supcon, tile=4), temperature=0.5)
-    assert value(in_tiles) != value(in_tiles, temperature=0.4)
-    with pytest.raises(TypeError, match="tempratur"):
-        in_tiles(x, labels, tempratur=1.0)
-    circle = losses.tiled(losses.circle, tile=4)
-    assert value(circle, m=0.3) == value(circle, margin=0.3)
+    in_tiles = functools.partial(soft, tile=4)
     total, values = value(losses.weighted_sum({"a": (2, in_tiles)}))
     assert total == 2 * values["a"]
     prefixes = [value(losses.prefixes(f, dims=(2, D))) for f in (in_tiles, soft)]
     np.testing.assert_allclose(*prefixes, rtol=1e-5)
 
 
-@pytest.mark.parametrize("mesh", [None, Mesh(np.array(jax.devices()[:2]), ("data",))])
-def test_accelerators_have_larger_tiles(mesh, monkeypatch):
-    def shapes(tile):
-        x = jax.ShapeDtypeStruct((5000, D), np.float32)
-        program = jax.make_jaxpr(losses.tiled(losses.clip, tile=tile, mesh=mesh))(x, x)
-        return str(program)
-
-    assert shapes(None) == shapes(1024) != shapes(4096)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert (shapes(None) == shapes(4096)) == (mesh is None)  # the devices of the mesh are CPUs
+def test_exactly_these_losses_take_a_tile():
+    takes_tile = {
+        n for n in losses.__all__ if "tile" in inspect.signature(getattr(losses, n)).parameters
+    }
+    assert takes_tile == {*VIEWS, *PAIRS, *RANKED, "snr_contrastive"}
+    x, labels, *_ = inputs()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'tile'"):
+        losses.triplet(x, labels, tile=4)
 
 
-@pytest.mark.parametrize(
-    "make_fn, message",
-    [
-        (lambda: losses.tiled(losses.supcon, tile=0), "tile=0 must be a number of rows, 1 or more"),
-        (lambda: losses.tiled(losses.supcon, tile=2.5), "tile=2.5 must be a number of rows"),
-        (lambda: losses.tiled(losses.triplet), "triplet does not exist in tiles: take one of circ"),
-        (lambda: losses.tiled(print), "print does not exist in tiles"),
-        (
-            lambda: losses.tiled(
-                losses.supcon, mesh=Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
-            ),
-            "mesh must have one axis",
-        ),
-        (
-            lambda: losses.tiled(
-                losses.supcon, mesh=jax.make_mesh((8,), ("a",), axis_types=(AxisType.Explicit,))
-            ),
-            r"the mesh has the explicit axes \('a',\): take jax.sharding.Mesh",
-        ),
-    ],
-)
-def test_bad_options_are_one_line(make_fn, message, unchecked):
-    with pytest.raises(ValueError, match=message) as raised:
-        make_fn()
-    assert "\n" not in str(raised.value)
+def test_an_explicit_mesh_is_refused(unchecked):
+    x, labels, *_ = inputs()
+    mesh = jax.make_mesh((8,), ("a",), axis_types=(jax.sharding.AxisType.Explicit,))
+
+    @jax.jit
+    def loss(x):
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return losses.supcon(x, labels, tile=4)
+
+    with pytest.raises(ValueError, match=r"axes \('a',\): take jax.sharding.Mesh"):
+        loss(x)
 
 
-def test_miners_and_masks_of_pairs_are_refused(unchecked):
+def test_wrong_tiles_miners_and_masks_of_pairs_are_refused(unchecked):
     x, labels, *_ = inputs()
     for keywords, second, message in (
-        ({"mine_fn": miners.batch_hard}, labels, "leave out the miner, or tile"),
-        ({}, ops.pairs(labels), "labels are ops.Pairs, .*Leave out tile"),
+        ({"tile": 0}, labels, "^tile must be a positive integer, not 0: give 1024, or None$"),
+        ({"tile": 2.5}, labels, "tile must be a positive integer, not 2.5"),
+        ({"mine_fn": miners.batch_hard}, labels, "^a miner needs all pairs at once, .*tile=4"),
+        ({}, ops.pairs(labels), "^ops.Pairs as labels, .*leave out one of the two"),
         ({"where": np.ones(3, bool)}, labels, "where must be bool"),
         ({"references": x}, labels, "references need reference_labels"),
     ):
         with pytest.raises(ValueError, match=message):
-            losses.tiled(losses.supcon)(x, second, **keywords)
-    in_memory = losses.cross_batch_memory(losses.tiled(losses.supcon), size=16)
-    with pytest.raises(ValueError, match="such as a memory"):
+            losses.supcon(x, second, **{"tile": 4, **keywords})
+    in_tiles = functools.partial(losses.supcon, tile=4)
+    in_memory = losses.cross_batch_memory(in_tiles, size=16)
+    with pytest.raises(ValueError, match="such as of a memory"):
         in_memory.loss(in_memory.init(D), np.nan_to_num(x).astype(np.float32), labels)
 
 
 def large(name, b, devices=1, *, tile=1024):
     """The compiled value and gradient for `b` rows of 128 dimensions, divided over the devices."""
-    loss_fn = getattr(losses, name)
-    mesh = mesh_of(devices)
-    if tile is not None:
-        loss_fn = losses.tiled(loss_fn, tile=tile, mesh=mesh)
+    loss_fn = functools.partial(getattr(losses, name), **tiles(tile))
     x = jax.ShapeDtypeStruct((b, 128), np.float32)
     second = x if name in VIEWS else jax.ShapeDtypeStruct((b,), np.int32)
     argnums = (0, 1) if name in VIEWS else 0
-    rows = {"in_shardings": NamedSharding(mesh, PartitionSpec("data"))} if mesh else {}
-    function = jax.jit(jax.value_and_grad(loss_fn, argnums), **rows)
+    rows = NamedSharding(mesh_of(devices), PartitionSpec("data"))
+    function = on_mesh(jax.value_and_grad(loss_fn, argnums), devices, in_shardings=rows)
     return function.lower(x, second).compile()
 
 
@@ -338,7 +331,7 @@ def test_16384_rows_equal_blocks_of_numpy():
         gradient += slopes.T @ unit[rows]
     gradient -= unit * np.sum(gradient * unit, axis=1, keepdims=True)
     gradient /= np.linalg.norm(x, axis=1, keepdims=True)
-    function = jax.jit(jax.value_and_grad(losses.tiled(losses.supcon, tile=1000)))
+    function = jax.jit(jax.value_and_grad(functools.partial(losses.supcon, tile=1000)))
     value, actual = function(x.astype(np.float32), labels)
     np.testing.assert_allclose(value, total / b, rtol=1e-5)
     assert np.linalg.norm(actual - gradient) < 1e-5 * np.linalg.norm(gradient)

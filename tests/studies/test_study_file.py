@@ -99,7 +99,7 @@ PROXIES = {"method": "proxies", "loss": "proxy_anchor"}
             {"rows": {"a": PROXIES | {"miner": "batch_hard"}}},
             "row 'a': the method proxies takes no miner",
         ),
-        ({"rows": {"a": {"tile": 4}}}, "row 'a': triplet does not exist in tiles"),
+        ({"rows": {"a": {"loss.tile": 4}}}, "row 'a': triplet has no argument 'tile'"),
         ({"rows": {"a": {"loss": "arcface"}}}, "row 'a': the loss arcface compares with proxies"),
         ({"published": {"plain": {"R@1": 3}}}, "published needs published_from"),
         ({"published": {"plan": {}}}, "published: no row is named 'plan': did you mean 'plain'"),

@@ -1,5 +1,7 @@
 """Runs whose loss is computed in tiles."""
 
+import functools
+
 import jax
 import numpy as np
 import optax
@@ -20,7 +22,6 @@ from train.pixels import (
 
 from dmljax import losses, methods
 from dmljax.config.build import build
-from dmljax.train.devices import Shardings
 from dmljax.train.step import train_step
 
 
@@ -30,10 +31,7 @@ def test_a_step_in_tiles_is_that_of_the_whole_matrix(without_diagnostics):
     batch = batch_of(16)
     results = []
     for tile, chunk, devices in ((None, None, 1), (5, None, 1), (5, 7, 3)):
-        loss_fn = losses.supcon
-        if tile:
-            mesh = Shardings(jax.devices()[:devices]).mesh
-            loss_fn = losses.tiled(loss_fn, tile=tile, mesh=mesh)
+        loss_fn = functools.partial(losses.supcon, tile=tile)
         method = methods.pairs(Pixels(), loss_fn, classes=C, dim=5, prefixes=(2,))
         step = train_step(method, optimizer, normalize_fn=scaled, seed=0, chunk=chunk)
         state = as_float64(first_state(method, optimizer))
@@ -53,13 +51,15 @@ def test_a_config_computes_its_loss_in_tiles_on_its_devices(tmp_path):
     }
     values, programs = [], []
     for fields in ({}, {"tile": 3}):
-        run = build(tiny(tmp_path, loss=loss, runtime={"devices": 3}, **fields))
+        run = build(tiny(tmp_path, loss=loss | fields, runtime={"devices": 3}))
         params, model_state = run.method.init(jax.random.key(0), _batch())
 
         def value(params, run=run, model_state=model_state):
-            return run.method.loss(params, model_state, _batch(), key=jax.random.key(0), step=2)[0]
+            with jax.sharding.use_abstract_mesh(run.shards.mesh.abstract_mesh):  # as in a step
+                key = jax.random.key(0)
+                return run.method.loss(params, model_state, _batch(), key=key, step=2)[0]
 
-        values.append(value(params))
+        values.append(jax.jit(value)(jax.device_put(params, run.shards.everywhere)))
         programs.append(str(jax.make_jaxpr(value)(params)))
     np.testing.assert_allclose(values[1], values[0], rtol=1e-6)
     assert ["ppermute" in program for program in programs] == [False, True]
@@ -74,19 +74,20 @@ def _batch():
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"tile": 0}, "tile must be 1 or more"),
-        ({"tile": 4}, "triplet does not exist in tiles: take one of circle, "),
-        ({"tile": 4, "loss": "supcon", "miner": "batch_hard"}, "tile=4 and miner={"),
-        ({"tile": 4, "loss": {"name": "supcon", "mine_fn": "batch_hard"}}, "tile=4 and loss.mine"),
+        ({"loss": {"name": "supcon", "tile": 0}}, "loss.tile=0 must be a positive integer"),
+        ({"loss": {"name": "supcon", "tile": 0.5}}, "supcon: tile must be a whole number"),
+        ({"loss": {"name": "triplet", "tile": 4}}, "triplet has no argument 'tile'"),
+        ({"loss": {"name": "supcon", "tile": 4}, "miner": "batch_hard"}, "leave out the tile, or"),
         (
-            {"tile": 4, "loss": "supcon", "method": {"name": "pairs", "dim": 4, "memory": 16}},
-            "tile=4 and method.memory=16: tiles know the pairs by their labels alone. Leave out",
+            {"loss": {"name": "supcon", "tile": 4, "mine_fn": "batch_hard"}},
+            "loss.tile=4 must be a positive integer, and tiles compare rows by their classes alone",
         ),
-        ({"tile": 4, "loss": {"name": "supcon", "reduce_fn": None}}, "loss.reduce_fn=None keeps"),
-        ({"tile": 4, "loss": "nca"}, "nca does not exist in tiles: take one of circle"),
         (
-            {"tile": 4, "loss": "proxy_anchor", "method": "proxies"},
-            "tile=4 divides the pairs of a batch. For losses against proxies, --config.method.tile",
+            {
+                "loss": {"name": "supcon", "tile": 4},
+                "method": {"name": "pairs", "dim": 4, "memory": 16},
+            },
+            "leave out the tile, or the miner and the memory",
         ),
     ],
 )
