@@ -144,43 +144,41 @@ def _get_study(path: pathlib.Path) -> Callable[..., Any]:
 
 
 def _study(content: Any, name: str, source: str, folder: pathlib.Path) -> Study:
-    if not isinstance(content, Mapping):
-        raise TypeError(f"the study must be a dict, got {content!r}")
+    _require(isinstance(content, Mapping), f"the study must be a dict, got {content!r}")
     check_known("the study has no field", content, _FIELDS)
     fields = {**_FIELDS, **content}
-    if not isinstance(fields["base"], str):
-        raise ValueError("base must name a recipe or a config file, such as 'glyphs'")
-    if not isinstance(fields["rows"], Mapping) or not fields["rows"]:
-        raise ValueError("rows must be a dict of at least one row, such as {'triplet': {}}")
+    base, rows = fields["base"], fields["rows"]
+    _require(isinstance(base, str), "base must name a recipe or a config file, such as 'glyphs'")
+    has_rows = isinstance(rows, Mapping) and len(rows) > 0
+    _require(has_rows, "rows must be a dict of at least one row, such as {'triplet': {}}")
     fields["all"] = _overrides("all", fields["all"])
     if fields["select"] is not None:
         fields["all"] = {"select": fields["select"], **fields["all"]}
     fields["seeds"] = _seeds("seeds", fields["seeds"])
     for field in ("scores", "curves", "less_is_better"):
         fields[field] = _names(field, fields[field])
-    rows = tuple(_row(*item, fields, folder) for item in fields["rows"].items())
     return Study(
         **{k: v for k, v in fields.items() if k in Study._fields and k not in ("rows", "title")},
         name=name,
         source=source,
         title=fields["title"] or name,
-        rows=rows,
+        rows=tuple(_row(*item, fields, folder) for item in rows.items()),
         digest=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
     )
 
 
 def _row(name: str, options: Any, study: Mapping[str, Any], folder: pathlib.Path) -> Row:
     """Builds a row of the study with the fields `study`."""
-    if not isinstance(options, Mapping):
-        raise TypeError(f"row {name!r} must be a dict of fields, got {options!r}")
+    title = f"row {name!r}"
+    _require(isinstance(options, Mapping), f"{title} must be a dict of fields, got {options!r}")
     options = dict(options)
     base, argument = options.pop("base", study["base"]), options.pop("argument", "")
     fields = {field: options.pop(field) for field in _ROW_FIELDS if field in options}
     if "seeds" in fields:
-        fields["seeds"] = _seeds(f"row {name!r}: seeds", fields["seeds"])
-    fields["best_of"] = _names(f"row {name!r}: best_of", fields.get("best_of", ()))
+        fields["seeds"] = _seeds(f"{title}: seeds", fields["seeds"])
+    fields["best_of"] = _names(f"{title}: best_of", fields.get("best_of", ()))
     fields.setdefault("baseline", None if name == study["baseline"] else study["baseline"])
-    overrides = _overrides(f"row {name!r}", options)
+    overrides = _overrides(title, options)
     row = Row(
         name=name,
         config=_config(base, ",".join(filter(None, [study["argument"], argument])), folder),
@@ -188,10 +186,10 @@ def _row(name: str, options: Any, study: Mapping[str, Any], folder: pathlib.Path
         **fields,
     )
     has_config = bool(argument) or base != study["base"] or row.start_from is not None
-    if row.runs_of is not None and (options or has_config or row.best_of):
-        raise ValueError(f"row {name!r} reads the runs of {row.runs_of!r}: remove its own fields")
-    if row.best_of and has_config:
-        raise ValueError(f"row {name!r} has the base and the start of its best candidate")
+    is_view = row.runs_of is None or not (options or has_config or row.best_of)
+    _require(is_view, f"{title} reads the runs of {row.runs_of!r}: remove its own fields")
+    is_best = not (row.best_of and has_config)
+    _require(is_best, f"{title} has the base and the start of its best candidate")
     return row
 
 
@@ -203,42 +201,46 @@ def _config(base: str, argument: str, folder: pathlib.Path) -> str:
 
 
 def _overrides(title: str, options: Any) -> dict[str, Any]:
-    if not isinstance(options, Mapping):
-        raise TypeError(f"{title} must be a dict of fields of the config, got {options!r}")
+    is_dict = isinstance(options, Mapping)
+    _require(is_dict, f"{title} must be a dict of fields of the config, got {options!r}")
     for field in options:
-        if not re.fullmatch(r"\w+(\.\w+)*", str(field)):
-            raise ValueError(f"{title}: {field!r} is not a field, such as 'optimizer.rate'")
-        if field == "seed":
-            raise ValueError(f"{title}: write seed as seeds of the study")
+        is_field = re.fullmatch(r"\w+(\.\w+)*", str(field)) is not None
+        _require(is_field, f"{title}: {field!r} is not a field, such as 'optimizer.rate'")
+        _require(field != "seed", f"{title}: write seed as seeds of the study")
     return json.loads(json.dumps(options))
 
 
 def _seeds(title: str, value: Any) -> tuple[int, ...]:
     seeds = range(value) if isinstance(value, int) else value
-    if not isinstance(seeds, range | list | tuple) or not len(seeds):
-        raise ValueError(f"{title} must be a number such as 5, or a list of seeds, got {value!r}")
-    if len(set(seeds)) != len(seeds) or not all(isinstance(x, int) and x >= 0 for x in seeds):
-        raise ValueError(f"{title} must be distinct integers of 0 or more, got {value!r}")
+    is_list = isinstance(seeds, range | list | tuple) and len(seeds) > 0
+    _require(is_list, f"{title} must be a number such as 5, or a list of seeds, got {value!r}")
+    is_valid = len(set(seeds)) == len(seeds) and all(isinstance(x, int) and x >= 0 for x in seeds)
+    _require(is_valid, f"{title} must be distinct integers of 0 or more, got {value!r}")
     return tuple(seeds)
 
 
 def _names(field: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
-        raise TypeError(f"{field} must be a list of names, got {value!r}")
+    is_list = isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
+    _require(is_list, f"{field} must be a list of names, got {value!r}")
     return tuple(value)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
 
 
 def _check(study: Study) -> None:
     """Raises for fields and rows that contradict each other."""
-    names = [row.name for row in study.rows]
-    if not study.scores:
-        raise ValueError("scores lists the columns of the table, such as ('R@1', 'MAP@R')")
-    if study.folds is not None and (not isinstance(study.folds, int) or study.folds < 2):
-        raise ValueError(f"folds must be 2 or more, or None, got {study.folds!r}")
+    names, folds = [row.name for row in study.rows], study.folds
+    has_scores = bool(study.scores)
+    _require(has_scores, "scores lists the columns of the table, such as ('R@1', 'MAP@R')")
+    is_valid = folds is None or (isinstance(folds, int) and folds >= 2)
+    _require(is_valid, f"folds must be 2 or more, or None, got {folds!r}")
     check_known("less_is_better: no column is named", study.less_is_better, study.scores)
     check_known("published: no row is named", study.published, names)
-    if study.published and not study.published_from:
-        raise ValueError("published needs published_from: the source, its runs and its rule")
+    has_source = bool(study.published_from) or not study.published
+    _require(has_source, "published needs published_from: the source, its runs and its rule")
     if study.baseline is not None:
         check_known("baseline: no row is named", [study.baseline], names)
     for row in study.rows:
@@ -256,63 +258,55 @@ def _check_row(row: Row, study: Study) -> None:
     check_known(f"{title}: best_of names no row", row.best_of, trained)
     if row.baseline is not None:
         check_known(f"{title}: baseline names no other row", [row.baseline], others)
-    if row.name in study.needed({name for name in (row.start_from, *row.best_of) if name}):
-        raise ValueError(f"{title}: start_from or best_of leads back to this row")
-    if (row.choose or row.join) and row.runs_of is None:
-        raise ValueError(f"{title}: choose and join need runs_of, the name of a row")
-    if bool(row.best_of) != bool(row.by):
-        raise ValueError(f"{title}: best_of and by need each other")
-    if row.by and not row.by.startswith("val/"):
-        raise ValueError(
-            f"{title}: by={row.by!r} must be a score of held-out classes, such as 'val/MAP@R': a "
-            "choice by test scores leaves no unseen classes"
-        )
+    inputs = study.needed({name for name in (row.start_from, *row.best_of) if name})
+    _require(row.name not in inputs, f"{title}: start_from or best_of leads back to this row")
+    has_runs = row.runs_of is not None or not (row.choose or row.join)
+    _require(has_runs, f"{title}: choose and join need runs_of, the name of a row")
+    _require(bool(row.best_of) == bool(row.by), f"{title}: best_of and by need each other")
+    _require(
+        not row.by or row.by.startswith("val/"),
+        f"{title}: by={row.by!r} must be a score of held-out classes, such as 'val/MAP@R': a "
+        "choice by test scores leaves no unseen classes",
+    )
     for name in row.best_of:
-        if shared := sorted(set(study.seeds_of(row)) & set(study.seeds_of(study.row(name)))):
-            raise ValueError(
-                f"{title} and its candidate {name!r} share the seeds {shared}: the best candidate "
-                "is trained again with new seeds"
-            )
-    if row.join is not None:
-        _check_join(row, study)
-
-
-def _check_join(row: Row, study: Study) -> None:
-    title = f"row {row.name!r}: join={row.join!r}"
+        shared = sorted(set(study.seeds_of(row)) & set(study.seeds_of(study.row(name))))
+        _require(
+            not shared,
+            f"{title} and its candidate {name!r} share the seeds {shared}: the best candidate is "
+            "trained again with new seeds",
+        )
     if row.join == "folds":
-        if study.folds is None:
-            raise ValueError(f"{title} needs folds of the study, such as 4")
-        return
-    if not isinstance(row.join, int) or row.join < 2:
-        raise ValueError(f"{title}: join must be 'folds' or a number of nets from 2 on")
-    if study.folds is not None or row.choose:
-        raise ValueError(f"{title} excludes folds and choose")
-    available = len(study.seeds_of(study.row(row.runs_of or "")))
-    ensembles = len(study.seeds_of(row))
-    if available < (needed := row.join * ensembles):
-        raise ValueError(
-            f"{title}: {ensembles} ensembles need {needed} seeds of {row.runs_of!r}, which "
-            f"has {available}"
+        _require(study.folds is not None, f"{title}: join='folds' needs folds, such as 4")
+    elif row.join is not None:
+        title += f": join={row.join!r}"
+        is_count = isinstance(row.join, int) and row.join >= 2
+        _require(is_count, f"{title} must be 'folds' or a number of nets from 2 on")
+        _require(study.folds is None and not row.choose, f"{title} excludes folds and choose")
+        available = len(study.seeds_of(study.row(row.runs_of or "")))
+        ensembles = len(study.seeds_of(row))
+        needed = int(row.join) * ensembles
+        _require(
+            needed <= available,
+            f"{title}: {ensembles} ensembles need {needed} seeds of {row.runs_of!r}, which has "
+            f"{available}",
         )
 
 
 def _check_test(study: Study) -> None:
     if all(row.baseline is None for row in study.rows) and study.baseline is None:
-        if study.test is not None:
-            names = ", ".join(row.name for row in study.rows)
-            raise ValueError(f"test={study.test!r} needs a baseline, one of {names}")
+        names = ", ".join(row.name for row in study.rows)
+        _require(study.test is None, f"test={study.test!r} needs a baseline, one of {names}")
         return
-    if study.test not in TESTS:
-        raise ValueError(
-            f"test must be chosen before the runs, got {study.test!r}: 'welch' for 3 seeds, "
-            "'paired' from 5 seeds on, 'folds' for scores of held-out folds"
-        )
+    _require(
+        study.test in TESTS,
+        f"test must be chosen before the runs, got {study.test!r}: 'welch' for 3 seeds, 'paired' "
+        "from 5 seeds on, 'folds' for scores of held-out folds",
+    )
     if study.test == "folds":
-        if study.folds is None:
-            raise ValueError("test='folds' needs folds, such as 4")
-        other = [score for score in study.scores if not score.startswith("val/")]
-        if other:
-            raise ValueError(
-                f"test='folds' compares scores of held-out folds, such as 'val/{other[0]}', and "
-                f"{other[0]!r} is a score of the test classes: choose 'paired' or 'welch'"
-            )
+        _require(study.folds is not None, "test='folds' needs folds, such as 4")
+        other = next((x for x in study.scores if not x.startswith("val/")), None)
+        _require(
+            other is None,
+            f"test='folds' compares scores of held-out folds, such as 'val/{other}', and "
+            f"{other!r} is a score of the test classes: choose 'paired' or 'welch'",
+        )

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import processes
 import pytest
 from study_files import environment, finished, index, run_folder, study, write_study
 from system import tiny
@@ -200,6 +201,28 @@ def test_a_folder_that_holds_another_run_is_a_failed_cell(tmp_path):
         results.write(folder, finished({}, digest))
         assert outcomes.outcome(folder).state == state
     assert "delete" in outcomes.outcome(folder).message
+
+
+def test_the_script_starts_a_process_for_each_gpu_and_one_as_a_task_of_slurm(tmp_path):
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES: $*"; exit ${CUDA_VISIBLE_DEVICES#0}\n'
+    )
+    python.chmod(0o755)
+
+    def run(**variables):
+        words = [str(processes.ROOT / "launch" / "study.sh"), "a.py", "--only=b c"]
+        variables |= {"PYTHON": str(python), "PATH": os.environ["PATH"]}
+        done = subprocess.run(words, env=variables, capture_output=True, text=True)
+        return done.returncode, sorted(done.stdout.splitlines())
+
+    command = "-m dmljax.main study run a.py --only=b c"
+    assert run(CUDA_VISIBLE_DEVICES="0,3") == (3, [f"0: {command}", f"3: {command}"])
+    assert run(CUDA_VISIBLE_DEVICES="") == (0, [f": {command}"])
+    assert run(CUDA_VISIBLE_DEVICES="0", SLURM_ARRAY_TASK_ID="4") == (
+        0,
+        [f"0: {command} --no-wait"],
+    )
 
 
 @contextlib.contextmanager

@@ -54,7 +54,7 @@ PROXIES = {"method": "proxies", "loss": "proxy_anchor"}
         ({"rows": {"a": {"choose": "last"}}}, "choose and join need runs_of"),
         (
             {"rows": {"a": {}, "b": {"runs_of": "a", "join": "folds"}}},
-            "row 'b': join='folds' needs folds of the study",
+            "row 'b': join='folds' needs folds",
         ),
         ({"baseline": "dot"}, "baseline: no row is named 'dot'"),
         ({"baseline": "plain"}, "test must be chosen before the runs"),
