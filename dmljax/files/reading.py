@@ -162,11 +162,15 @@ def chosen_run(workdir: str | os.PathLike) -> pathlib.Path:
     return chosen
 
 
-def config_of_run(folder: str | os.PathLike, name: str = "config.json") -> dict[str, Any]:
-    """The config of the run in a folder, or another JSON object in its file `name`, as `marked`."""
-    path = pathlib.Path(folder) / name
+def config_of_run(folder: str | os.PathLike) -> dict[str, Any]:
+    """Reads the config of the run in a folder, as `marked`."""
+    return object_of_run(RunFolder(folder).config)
+
+
+def object_of_run(path: pathlib.Path) -> dict[str, Any]:
+    """Reads a JSON object in the folder of a run, as `marked`."""
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} holds no run: there is no {path}")
+        raise FileNotFoundError(f"{path.parent} holds no run: {path} is missing")
     try:
         content = json_value(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):

@@ -200,7 +200,7 @@ def _recorded_digests(files: RunFolder) -> dict[str, Any]:
     """Returns the digests of the training; {} for a folder without that file."""
     if not files.digests.exists():
         return {}
-    return reading.config_of_run(files.path, files.digests.name)
+    return reading.object_of_run(files.digests)
 
 
 def _state(run: Run, workdir: pathlib.Path, step: int | None) -> TrainState:
