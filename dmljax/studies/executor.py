@@ -153,7 +153,8 @@ class Executor:
             raise Stopped(status if status > 0 else 128 - status)
         if status in _KILLED:
             if outcomes.count_kill(folder) <= _MOST_KILLS:
-                print(f"{run.title}: its process was killed (out of memory?); it restarts")
+                text = "its process was killed (out of memory?); it restarts"
+                print(f"{run.title}: {text}", flush=True)
                 return
             message = f"its process was killed {_MOST_KILLS + 1} times (out of memory?)"
         elif status == 0:
