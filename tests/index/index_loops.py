@@ -6,13 +6,13 @@ import numpy as np
 
 
 def unit_vectors(rng, count, dimension=8):
-    """Random unit vectors in float32."""
+    """Draws unit vectors in float32."""
     x = rng.normal(size=(count, dimension))
     return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
 
 
 def random_vectors(rng, count, dimension, similarity):
-    """Random vectors in float32: unit vectors for cosines, others around a point far from zero."""
+    """Draws vectors in float32: unit vectors for cosines, others around a point far from zero."""
     if similarity == "cosine":
         return unit_vectors(rng, count, dimension)
     return (5 + 2 * rng.normal(size=(count, dimension))).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Kills a process that changes an index, many times, and compares what is left with its history.
+"""Kills a process that changes an index, many times, and compares the result with its history.
 
     python tests/index/kill_index.py FOLDER --kills=200 --seed=0
 
@@ -31,7 +31,7 @@ KINDS += ("reindex",)
 
 
 def vectors_of(numbers):
-    """A unit vector for every number."""
+    """Returns a unit vector for every number."""
     x = np.stack([np.random.default_rng(n).normal(size=DIMENSION) for n in numbers])
     return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
 
@@ -101,7 +101,7 @@ def child(path, seed, first, state, pipe):
 
 
 def problem_of(path, state):
-    """How the index at `path` differs from a state; None if it does not."""
+    """Returns how the index at `path` differs from a state; None if it does not."""
     if state is None:
         return "the index exists" if (path / "index.json").exists() else None
     if not (path / "index.json").exists():

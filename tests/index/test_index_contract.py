@@ -41,7 +41,7 @@ PLACES = {
 
 @pytest.fixture(params=PLACES)
 def place(request):
-    """A place for an index: a folder, a table of a real server."""
+    """Returns a place for an index: a folder, a table of a real server."""
     return PLACES[request.param](request, f"t{abs(hash(request.node.name)) % 10**9}")
 
 
@@ -163,7 +163,7 @@ def test_the_version_counts_changes_and_readers_see_them_at_once(place):
 
 
 def _refuses(store, error, call):
-    """The call raises an error of one line and changes nothing."""
+    """Checks that the call raises an error of one line and changes nothing."""
     before = store.version, store.count(), store.fields()
     with pytest.raises(error) as caught:
         call()
@@ -232,7 +232,7 @@ def test_a_scheme_without_a_store_is_refused():
 
 
 def test_an_index_is_discarded_as_a_whole(place):
-    """Also an index with a next generation. Then the place is free."""
+    """Includes its next generation. Then the place is free."""
     settings = {"dimension": DIMENSION}
     with index.create(place, model=MODEL, **settings) as store:
         store.add(["a"], np.eye(DIMENSION)[:1])

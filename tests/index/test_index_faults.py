@@ -25,7 +25,7 @@ DIMENSION = 8
 
 
 def filled(place, count=50, *, seed=0):
-    """An index of random vectors that was closed, with its matrix, and the naive one."""
+    """Fills and closes an index of random vectors, with its matrix; returns the naive one."""
     rng = np.random.default_rng(seed)
     naive = NaiveIndex()
     with index.create(place, model=MODEL, dimension=DIMENSION) as store:
@@ -37,7 +37,7 @@ def filled(place, count=50, *, seed=0):
 
 
 def equal(place, naive, **kwargs):
-    """The index opens, and answers as the naive one."""
+    """Checks that the index opens, and answers as the naive one."""
     queries = unit_vectors(np.random.default_rng(1), 3, DIMENSION)
     with index.open(place, **kwargs) as store:
         assert store.count() == len(naive.items)
@@ -45,7 +45,7 @@ def equal(place, naive, **kwargs):
 
 
 def python(code, *words, **kwargs):
-    """Runs code in a process of its own."""
+    """Runs code in another process."""
     command = [sys.executable, "-c", code, *map(str, words)]
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{HERE}"}
     return subprocess.run(command, capture_output=True, text=True, env=environment, **kwargs)
@@ -504,7 +504,7 @@ def test_an_endless_statement_is_stopped_and_others_go_on(tmp_path):
 
 
 def answers(place, *, write):
-    """What an index says of its items: by id, in a scan, in searches."""
+    """Yields what an index returns of its items: by id, in a scan, in searches."""
     queries = unit_vectors(np.random.default_rng(1), 3, DIMENSION)
     calls = (
         lambda store: store.get([str(i) for i in range(20)]),
@@ -579,7 +579,7 @@ def test_a_changed_item_is_named_and_can_be_added_again(tmp_path, matrix):
 
 @pytest.mark.parametrize("change", ["id = x'6e'", "metadata = x'6e'"])
 def test_text_that_has_become_something_else_is_damage(tmp_path, change):
-    """The types of SQLite belong to values, so that damage can change them."""
+    """Damage can change types, since in SQLite they belong to values."""
     place = tmp_path / "photos.index"
     filled(place)
     with contextlib.closing(sqlite3.connect(place / "generation-1" / "items.db")) as connection:

@@ -24,7 +24,7 @@ def store(tmp_path):
 
 
 def refuses(store, message, call, error=index.InvalidInput):
-    """The call raises one line with the message, and the index stays as it was."""
+    """Checks that the call raises one line with the message and changes nothing."""
     version, count = store.version, store.count()
     with pytest.raises(error, match=message) as caught:
         call()
@@ -296,7 +296,7 @@ def test_a_repeated_value_of_a_filter_counts_once():
 
 
 def test_an_unknown_field_among_very_many_is_refused_in_a_short_line(tmp_path):
-    """Names are compared with a part of them only: a million would take seconds."""
+    """Compares names with a part of them only: a million would take seconds."""
     fields = [{f"{letter}{i}": 1 for i in range(900)} for letter in "abcdefghijklmno"]
     with index.create(tmp_path / "a.index", model="ab" * 32, dimension=2) as store:
         vectors = np.eye(2, dtype=np.float32)[[0] * 15]

@@ -55,7 +55,7 @@ def test_the_best_are_among_the_candidates(
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_rows_that_float32_cannot_tell_apart_are_not_all_kept(similarity):
-    """Many rows, nearly equal ones, in several blocks: few candidates and the right ones."""
+    """Finds few candidates, the right ones, among many nearly equal rows in several tiles."""
     rng = np.random.default_rng(0)
     x = np.ones((150_000, 4)) + 1e-6 * rng.normal(size=(150_000, 4))
     x = x / np.linalg.norm(x, axis=1, keepdims=True)

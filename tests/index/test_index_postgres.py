@@ -130,7 +130,7 @@ for i in range(5000):
 
 
 def test_an_hnsw_index_belongs_to_the_database(server, place):
-    """Nothing here makes or tunes it: searches use it where the planner does."""
+    """Searches use it where the planner does; dmljax neither makes nor tunes it."""
     rng, naive = np.random.default_rng(0), NaiveIndex()
     vectors, ids = unit_vectors(rng, 1500, DIMENSION), [str(i) for i in range(1500)]
     queries, table = unit_vectors(rng, 20, DIMENSION), place.rpartition("=")[2]

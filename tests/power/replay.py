@@ -110,7 +110,7 @@ class _Folder:
         self.states = [(0, self.live)]
 
     def at(self, moment: int) -> dict:
-        """The names that the disk keeps if its journal holds all changes up to a moment."""
+        """Returns the names that the disk keeps if its journal holds all changes up to a moment."""
         return [names for when, names in self.states if when <= moment or when == 0][-1]
 
 
@@ -186,7 +186,7 @@ def _write_folder(
 
 
 def library(folder: pathlib.Path) -> pathlib.Path:
-    """The compiled recorder."""
+    """Compiles the recorder and returns its path."""
     out = folder / "recorder.so"
     words = ["gcc", "-O1", "-shared", "-fPIC", "-o", out, HERE / "recorder.c", "-ldl", "-lpthread"]
     subprocess.run(words, check=True)
@@ -217,7 +217,7 @@ def recorded(
 
 
 def read(log: pathlib.Path) -> list[Record]:
-    """The records of a log."""
+    """Reads the records of a log."""
     content, records, place = log.read_bytes(), [], 0
     while place < len(content):
         kind, a, b, *sizes = _HEAD.unpack_from(content, place)
@@ -231,7 +231,7 @@ def read(log: pathlib.Path) -> list[Record]:
 
 
 def _contents(root: pathlib.Path) -> dict[str, bytes | None]:
-    """All files and folders. SQLite changes its -shm files by mmap, and makes them again."""
+    """Reads all files and folders. SQLite changes its -shm files by mmap, and makes them again."""
     paths = sorted(path for path in root.rglob("*") if not path.name.endswith("-shm"))
     return {
         str(path.relative_to(root)): None if path.is_dir() else path.read_bytes() for path in paths

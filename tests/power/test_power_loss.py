@@ -87,7 +87,7 @@ os.write(1, b".")
     ],
 )
 def test_the_replay_drops_what_was_not_synced(tmp_path, synced, contents):
-    """A rename without fsync leaves an empty file or none, which no kill of a process shows."""
+    """Shows that a rename without fsync leaves an empty file or none, unlike a kill."""
     root, rng = tmp_path / "root", np.random.default_rng(0)
     root.mkdir()
     disk, records = replay.recorded(["-c", _CARELESS, root, *synced], root, tmp_path)
@@ -106,7 +106,7 @@ def test_the_replay_drops_what_was_not_synced(tmp_path, synced, contents):
 @needs_gcc
 @pytest.mark.slow
 def test_a_run_that_lost_power_ends_with_the_same_result(tmp_path):
-    """The real command, at moments of the whole run: the same command goes on with it."""
+    """Cuts the power of the real command at moments of the whole run, and repeats it."""
     config = write_config(tmp_path, tiny(tmp_path, steps=12))
     root, rng = tmp_path / "root", np.random.default_rng(0)
     root.mkdir()

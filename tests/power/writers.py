@@ -75,7 +75,7 @@ class Index:
 
 
 class Checkpoints:
-    """The journal and the checkpoints of a run that keeps two; those of another keep one."""
+    """The journal and the checkpoints of a run that keeps two; `OneCheckpoint` keeps one."""
 
     keep, steps = 2, 4
 
