@@ -322,14 +322,18 @@ class EmbeddedIndex(Index[Connection]):
         return matrix.read(self._folder, identity=self._identity, dimension=self.dimension)
 
     def _lacks_much(self) -> bool:
-        """Returns whether the matrix lacks more rows than a search should read."""
+        """Returns whether the matrix lacks more rows than a search should read.
+
+        Or whether it is of a later version: then a backup of the database was restored.
+        """
         version, last_row = matrix.position(self._folder)
+        present = self._state(self._connection)
         (changed,) = self._connection.execute(
             "select (select count(*) from vectors where row > ?) + "
             "(select count(*) from deleted where version > ?)",
             (last_row, version),
         ).fetchone()
-        return changed > max(_FEW, _FRACTION * self._state(self._connection).items)
+        return version > present.version or changed > max(_FEW, _FRACTION * present.items)
 
     def _write_matrix(self) -> None:
         """Makes the matrix again, while others read and change the index."""

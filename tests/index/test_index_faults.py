@@ -159,6 +159,23 @@ def test_the_matrix_of_another_index_is_not_used(tmp_path):
         assert "belongs to another index" in store.check()[0]
 
 
+def test_the_matrix_of_a_later_version_is_not_used_after_a_restore(tmp_path):
+    place = tmp_path / "photos.index"
+    naive = filled(place)
+    backup = (place / "generation-1" / "items.db").read_bytes()
+    with index.open(place, write=True) as store:
+        store.delete([str(i) for i in range(25)])
+        store.compact()
+    (place / "generation-1" / "items.db").write_bytes(backup)
+    (place / "generation-1" / "acknowledged").unlink()
+    equal(place, naive)
+    with index.open(place, write=True) as store:
+        for some in (naive, store):
+            for i in range(3):  # the version reaches the one of the matrix
+                some.add([f"new{i}"], np.eye(DIMENSION, dtype=np.float32)[i : i + 1])
+    equal(place, naive)
+
+
 def test_a_deleted_wal_is_reported(tmp_path):
     place = tmp_path / "photos.index"
     code = """
