@@ -37,7 +37,7 @@ from dmljax import main as dmljax_main
 from dmljax.data import datasets, decode, pipeline, prepare, sampling, transforms
 from dmljax.data.batches import TrainBatch
 from dmljax.data.reader import Reader
-from dmljax.data.transforms.transform import Transform
+from dmljax.data.transforms.transform import bind
 from dmljax.files import cores
 
 dmljax_main.tune_cpu()  # as in a run
@@ -125,7 +125,7 @@ def bare(split, threads):
     batch_fn = TrainBatch(
         reader=Reader(split),
         sample_fn=functools.partial(sampling.uniform, batch_size=BATCH),
-        transform=Transform(TRANSFORM),
+        transform=bind(TRANSFORM),
         seed=0,
         size=BATCH,
         offset=0,

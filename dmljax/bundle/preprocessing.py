@@ -1,12 +1,12 @@
 """From an image to the pixels that a net takes, as a list of named operations.
 
-A bundle holds the list as JSON, never as code: `OPERATIONS` has every operation that exists. They
-are the functions of `dmljax.data.transforms`, so that pixels are bitwise as in the evaluation.
-Imports no jax.
+A bundle holds the list as JSON, never as code. The operations are those of
+`dmljax.data.transforms` that draw nothing, so pixels are bitwise as in the evaluation. Imports no
+jax.
 """
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,60 +14,13 @@ import numpy as np
 from dmljax.bundle.errors import BadBundle, BadImage
 from dmljax.data import transforms
 from dmljax.data.decode import to_pil
-from dmljax.data.transforms import geometry, resampling
-from dmljax.data.transforms.recipes import shorter_of
+from dmljax.data.transforms import transform as transform_lib
+from dmljax.data.transforms.operations import OPERATIONS, Operation
 
-_RNG = np.random.default_rng(0)  # transforms for evaluation take a generator and ignore it
+_RNG = np.random.default_rng(0)  # these operations take a generator and ignore it
 MAX_PIXELS = 50_000_000
 _MAX_SIDE = 20_000
-
-
-class Operation(NamedTuple):
-    """The fields of an operation with their types, the size it results in, and what it does.
-
-    An operation with the field `antialias` may also have `filter`; without it, it is bilinear. If
-    it is the first one, it may have `scaled_decode`, which is for the decoder (`least_side`).
-    """
-
-    fields: Mapping[str, type]
-    size_fn: Callable[..., tuple[int, int]]
-    run_fn: Callable[..., np.ndarray]
-
-
-def _shorter_size(h, w, *, size, **_):
-    return int(size * h / min(h, w)), int(size * w / min(h, w))
-
-
-OPERATIONS: Mapping[str, Operation] = {
-    # The shorter side becomes `size`; the longer one keeps the ratio and is rounded down.
-    "resize_shorter_side": Operation(
-        {"size": int, "antialias": bool},
-        _shorter_size,
-        lambda image, **fields: geometry.resize(image, _RNG, **fields),
-    ),
-    # Both sides, whatever the ratio. Images of this size stay as they are.
-    "resize": Operation(
-        {"height": int, "width": int, "antialias": bool},
-        lambda h, w, *, height, width, **_: (height, width),
-        resampling.scale,
-    ),
-    # The longer side becomes `size`; both ends of the shorter one are filled up to a square.
-    "pad_to_square": Operation(
-        {"size": int, "fill": int},
-        lambda h, w, *, size, fill: (size, size),
-        lambda image, **fields: geometry.pad(image, _RNG, **fields),
-    ),
-    "center_crop": Operation(
-        {"size": int},
-        lambda h, w, *, size: (size, size),
-        lambda image, **fields: geometry.center_crop(image, _RNG, **fields),
-    ),
-    "crop": Operation(
-        {"top": int, "left": int, "size": int},
-        lambda h, w, *, top, left, size: (size, size),
-        lambda image, **fields: geometry.crop(image, **fields),
-    ),
-}
+_MOST_OPERATIONS = 16
 _FILTERS = {
     ("bilinear", True): "bilinear, antialiased (Pillow's BILINEAR)",
     ("bilinear", False): "bilinear, not antialiased (OpenCV's INTER_LINEAR_EXACT)",
@@ -81,7 +34,7 @@ class Preprocessing(NamedTuple):
     height: int
     width: int
     channels: int
-    operations: tuple[dict[str, Any], ...]
+    operations: tuple[Operation, ...]
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -90,10 +43,7 @@ class Preprocessing(NamedTuple):
     @property
     def least_side(self) -> int | None:
         """The argument of `data.decode.decode`; None decodes all pixels."""
-        first = self.operations[0] if self.operations else {}
-        if not first.get("scaled_decode"):
-            return None
-        return 2 * max(first[name] for name in ("size", "height", "width") if name in first)
+        return self.operations[0].least_side if self.operations else None
 
     def check_size(self, height: int, width: int) -> None:
         """Raises `BadImage` if an image of this size is refused, before it is decoded."""
@@ -105,11 +55,11 @@ class Preprocessing(NamedTuple):
             )
         h, w = height, width
         for operation in self.operations:
-            h, w = OPERATIONS[operation["name"]].size_fn(h, w, **_fields(operation))
+            h, w = operation.shape((h, w))
             if h * w > MAX_PIXELS:
                 raise BadImage(
                     f"an image of {width:,} x {height:,} pixels is too long for its width: "
-                    f"{operation['name']} would make it {w:,} x {h:,}",
+                    f"{type(operation).__name__} would make it {w:,} x {h:,}",
                     kind="too_large",
                 )
 
@@ -127,7 +77,7 @@ class Preprocessing(NamedTuple):
         image = _with_channels(image, self.channels)
         for operation in self.operations:
             try:
-                image = OPERATIONS[operation["name"]].run_fn(image, **_fields(operation))
+                image = operation(image, _RNG)
             except ValueError as error:
                 raise BadImage(str(error), kind="too_small") from error
         if image.shape != self.shape:
@@ -139,10 +89,14 @@ class Preprocessing(NamedTuple):
             )
         return np.ascontiguousarray(image)
 
+    @property
+    def _listed(self) -> list[dict[str, Any]]:
+        return [operation.to_json() for operation in self.operations]
+
     def to_json(self) -> dict[str, Any]:
         """The content of `preprocess.json`; `parse` reads it."""
         filters = {str(flag).lower(): _FILTERS["bilinear", flag] for flag in (True, False)}
-        if any("filter" in operation for operation in self.operations):
+        if any("filter" in operation for operation in self._listed):
             filters["bicubic"] = _FILTERS["bicubic", True]
         decode = (
             "EXIF orientation applied, alpha dropped, palettes and CMYK converted, 16-bit gray "
@@ -165,7 +119,7 @@ class Preprocessing(NamedTuple):
             },
             "decode": decode,
             "filters": filters,
-            "operations": list(self.operations),
+            "operations": self._listed,
             "normalization": "inside the program, which takes uint8",
         }
 
@@ -179,88 +133,34 @@ def _with_channels(image: np.ndarray, channels: int) -> np.ndarray:
 
 
 def from_transform(spec: str | Mapping[str, Any], shape: Sequence[int]) -> Preprocessing:
-    """The operations of the transform that a config names as `eval_transform`.
+    """Returns the operations of the transform that a config names as `eval_transform`.
 
-    `shape` is the shape of the net's images, `[height width channels]`. Where the
-    transform is `unchanged`, images of another size are resized to it.
+    `shape` is the shape of the net's images, `[height width channels]`. Where the transform is
+    empty (`unchanged`), images of another size are resized to it.
     """
     options = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = options.pop("name")
     height, width, channels = shape
     if channels not in (1, 3):
         raise ValueError(f"a bundle holds nets for gray or RGB images, not for {channels} channels")
-    if name not in _COMPOSITIONS:
+    if not _is_stored(name):
+        choices = ", ".join(filter(_is_stored, transforms.__all__))
         raise ValueError(
-            f"eval_transform {name!r} cannot be written into a bundle, which holds no code: choose "
-            f"one of {', '.join(sorted(_COMPOSITIONS))}"
+            f"eval_transform {name!r} cannot be written into a bundle, which holds no code and "
+            f"draws nothing: choose one of {choices}"
         )
-    parameters = inspect.signature(getattr(transforms, name)).parameters.values()
-    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    if name == "unchanged":
-        defaults = {"height": height, "width": width}
-    operations = tuple(_COMPOSITIONS[name](**defaults | options))
+    operations = transform_lib.bind(getattr(transforms, name), **options).operations
+    if not operations:
+        operations = (transforms.resize(height=height, width=width),)
     return Preprocessing(height, width, channels, operations)
 
 
-def _named(name: str, **fields: Any) -> dict[str, Any]:
-    return {"name": name, **fields}
-
-
-def _resized(
-    name: str,
-    *,
-    antialias: bool = True,
-    filter: str = "bilinear",
-    scaled_decode: bool = False,
-    **fields: Any,
-) -> dict[str, Any]:
-    """Fields at their default are left out, so that digests of older bundles stay."""
-    special: dict[str, Any] = {} if filter == "bilinear" else {"filter": filter}
-    special |= {"scaled_decode": True} if scaled_decode else {}
-    return _named(name, **fields, antialias=antialias, **special)
-
-
-def _standard(*, size, shorter, **options):
-    shorter = shorter_of(size) if shorter is None else shorter
-    yield _resized("resize_shorter_side", size=shorter, **options)
-    yield _named("center_crop", size=size)
-
-
-def _squashed(*, size, **options):
-    yield _resized("resize", height=size, width=size, **options)
-
-
-def _small(*, size):
-    yield from _standard(size=size, shorter=size)
-
-
-def _dvml(*, size):
-    side = shorter_of(size)
-    offset = (side - size + 1) // 2
-    yield _named("resize", height=side, width=side, antialias=False)
-    yield _named("crop", top=offset, left=offset, size=size)
-
-
-def _abe(*, size):
-    yield _named("pad_to_square", size=shorter_of(size), fill=0)
-    yield _named("center_crop", size=size)
-
-
-_COMPOSITIONS: Mapping[str, Callable[..., Any]] = {
-    "abe_eval": _abe,
-    "center_crop": lambda *, size: [_named("center_crop", size=size)],
-    "dvml_eval": _dvml,
-    "graph_eval": _standard,
-    "pad": lambda *, size, fill: [_named("pad_to_square", size=size, fill=fill)],
-    "resize": lambda **fields: [_resized("resize_shorter_side", **fields)],
-    "small_eval": _small,
-    "squash": _squashed,
-    "squash_eval": _squashed,
-    "standard_eval": _standard,
-    "unchanged": lambda *, height, width: [
-        _named("resize", height=height, width=width, antialias=True)
-    ],
-}
+def _is_stored(name: str) -> bool:
+    """Tells whether a recipe or an operation draws nothing, so that a bundle can hold it."""
+    if name not in transforms.__all__:
+        return False
+    operations = transform_lib.bind(getattr(transforms, name)).operations
+    return not any(operation.is_random for operation in operations)
 
 
 def parse(data: Any) -> Preprocessing:
@@ -277,46 +177,37 @@ def parse(data: Any) -> Preprocessing:
     if channels not in (1, 3) or sizes.get("dtype") != "uint8":
         raise BadBundle("preprocess.json: the input must be uint8 with 1 or 3 channels")
     operations = data.get("operations")
-    if not isinstance(operations, list) or len(operations) > 16:
-        raise BadBundle("preprocess.json: operations must be a list of at most 16")
-    parsed = tuple(_operation(data, is_first=i == 0) for i, data in enumerate(operations))
+    if not isinstance(operations, list) or len(operations) > _MOST_OPERATIONS:
+        raise BadBundle(f"preprocess.json: operations must be a list of at most {_MOST_OPERATIONS}")
+    parsed = tuple(_operation(item) for item in operations)
+    if any(operation.least_side for operation in parsed[1:]):
+        raise BadBundle("preprocess.json: scaled_decode is for the first operation only")
     return Preprocessing(height, width, channels, parsed)
 
 
-def _operation(data: Any, *, is_first: bool) -> dict[str, Any]:
+def _operation(data: Any) -> Operation:
     name = data.get("name") if isinstance(data, dict) else data
-    if not isinstance(data, dict) or not isinstance(name, str) or name not in OPERATIONS:
+    known = {name: item for name, item in OPERATIONS.items() if not item.is_random}
+    if not isinstance(data, dict) or not isinstance(name, str) or name not in known:
         raise BadBundle(
-            f"preprocess.json: there is no operation {name!r}. It has: {', '.join(OPERATIONS)}"
+            f"preprocess.json: there is no operation {name!r}. It has: {', '.join(known)}"
         )
-    fields = OPERATIONS[data["name"]].fields
-    optional = {"filter", "scaled_decode"} if "antialias" in fields else set()
-    if set(data) - optional != {"name", *fields}:
-        raise BadBundle(f"preprocess.json: {data['name']} takes {', '.join(fields)}")
-    for name, type_ in fields.items():
-        if type_ is bool and not isinstance(data[name], bool):
-            raise BadBundle(f"preprocess.json: {data['name']}.{name} must be true or false")
-        if type_ is int:
-            low, high = (0, 255) if name == "fill" else (0 if name in ("top", "left") else 1, 16384)
-            _integer(f"{data['name']}.{name}", data[name], low, high)
-    if "filter" in data and (data["filter"], data["antialias"]) not in _FILTERS:
-        raise BadBundle(
-            f"preprocess.json: {data['name']}.filter is {data['filter']!r} with antialias "
-            f"{data['antialias']}: there is no such filter"
-        )
-    if "scaled_decode" in data and not (
-        data["scaled_decode"] is True and data["antialias"] and is_first
-    ):
-        raise BadBundle(
-            f"preprocess.json: {data['name']}.scaled_decode must be true, of the first operation, "
-            "with antialias"
-        )
-    return dict(data)
-
-
-def _fields(operation: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of its functions."""
-    return {k: v for k, v in operation.items() if k not in ("name", "scaled_decode")}
+    fields = {field.name: field for field in dataclasses.fields(known[name])}
+    optional = {"filter", "scaled_decode"} & set(fields)
+    values = {k: v for k, v in data.items() if k != "name"}
+    if set(values) - optional != set(fields) - optional:
+        raise BadBundle(f"preprocess.json: {name} takes {', '.join(fields)}")
+    for key, value in values.items():
+        if fields[key].type is int:
+            low, high = (0, 255) if key == "fill" else (0 if key in ("top", "left") else 1, 16384)
+            _integer(f"{name}.{key}", value, low, high)
+        elif not isinstance(value, fields[key].type):
+            kind = "true or false" if fields[key].type is bool else "text"
+            raise BadBundle(f"preprocess.json: {name}.{key} must be {kind}, got {value!r}")
+    try:
+        return known[name](**values)
+    except ValueError as error:
+        raise BadBundle(f"preprocess.json: {name}: {error}") from error
 
 
 def _integer(name: str, value: Any, low: int, high: int) -> int:

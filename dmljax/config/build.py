@@ -165,11 +165,7 @@ def _images(options: Options, data: Data, backbone: method.Backbone) -> _Images:
     normalize_fn = backbone.normalization.function
     if not isinstance(options.features, Cached):
         return _Images(train_fn, eval_fn, normalize_fn, shape, eval_shape)
-    note, views = f"cached features of {eval_fn.title}", options.features.views
-    train_note = f"cached features of {views} times {train_fn.title}" if views else note
-    least_side = eval_fn.least_side  # for pictures of the images
-    train_fn, eval_fn = transforms_of(train_note, note)
-    eval_fn = eval_fn._replace(least_side=least_side)
+    train_fn, eval_fn = transforms_of(train_fn, eval_fn, options.features.views)
 
     def normalize_images_fn(x: jax.Array) -> jax.Array:
         return x if x.ndim == 2 else normalize_fn(x)

@@ -17,7 +17,6 @@ from dmljax.config import resolve
 from dmljax.config.fields import named, short
 from dmljax.data.features import Cache
 from dmljax.data.transforms import transform as transform_lib
-from dmljax.data.transforms.recipes import shorter_of
 from dmljax.files import reading
 from dmljax.files import result as results
 from dmljax.files.run_folder import RunFolder
@@ -210,31 +209,25 @@ def _input_note(options: Options) -> str:
         return ""
     if (published := expected_preprocessing(weights)) is None:
         return ""
-    published_transform = resolve.chosen("eval_transform", published.transform)
-    expected, actual = _compared(published_transform), _compared(transform)
-    has_size = abs(expected["size"] - actual["size"]) <= _SIZE_TOLERANCE
-    if has_size and {**expected, "size": actual["size"]} == actual:
-        return ""
+    actual, expected = _compared(transform), _compared(published.transform)
+    size = actual.shapes((256, 256))[-1][0]
+    if abs(size - published.transform["size"]) <= _SIZE_TOLERANCE:
+        if _compared({**published.transform, "size": size}).operations == actual.operations:
+            return ""
     spec = {k: v for k, v in published.transform.items() if k != "scaled_decode"}
     return (
-        f"{os.path.basename(weights)} was trained for {_title(expected)}, and this run evaluates "
-        f'with {_title(actual)}. To prepare images as for the weights: --config.eval_transform="'
+        f"{os.path.basename(weights)} was trained for {expected.title}, and this run evaluates "
+        f'with {actual.title}. To prepare images as for the weights: --config.eval_transform="'
         f'{spec}"'
     )
 
 
-def _compared(transform: Spec) -> dict[str, Any]:
-    values = resolve.with_defaults(transform)
-    names = ("name", "size", "shorter", "filter")
-    values = {name: values[name] for name in names if name in values}
-    if values.get("shorter", 0) is None:
-        values["shorter"] = shorter_of(values["size"])
-    return values
-
-
-def _title(values: Mapping[str, Any]) -> str:
-    options = ", ".join(f"{name}={value}" for name, value in values.items() if name != "name")
-    return f"{values['name']}({options})"
+def _compared(spec: Mapping[str, Any]) -> transform_lib.Transform:
+    """Builds a transform without `scaled_decode`; its title shows size, shorter side and filter."""
+    transform = resolve.chosen("eval_transform", spec)
+    values, names = resolve.with_defaults(transform), ("size", "shorter", "filter")
+    options = {name: values[name] for name in names if name in values}
+    return transform_lib.bind(transform.partial.func, **options)
 
 
 def _cache(options: Options, normalization: Spec, output: str | None) -> Cache | None:
@@ -268,11 +261,8 @@ def _cache(options: Options, normalization: Spec, output: str | None) -> Cache |
         options.runtime.features or at_hand.features_folder(),
         about,
         output=output,
-        evaluation=(
-            transform_of(options.eval_transform),
-            resolve.with_defaults(options.eval_transform),
-        ),
-        training=(transform_of(options.transform), with_defaults(options.transform)),
+        evaluation=transform_of(options.eval_transform),
+        training=transform_of(options.transform),
         views=options.features.views,
     )
 

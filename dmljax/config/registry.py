@@ -20,14 +20,15 @@ from dmljax.hints import hint
 class Kind(NamedTuple):
     """A kind of function that a config can name, and the arguments that it must take.
 
-    The caller passes at least `positional` arguments by position, and the `keywords` by name. Where
+    The caller passes at least `positional` arguments by position (None: the caller itself tells
+    the forms of a function apart), and the `keywords` by name. Where
     the arguments do not identify the kind, `only` lists the names of its functions, or `excludes`
     the names of other functions in the modules.
     """
 
     title: str
     modules: tuple[str, ...]
-    positional: int = 0
+    positional: int | None = 0
     keywords: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     excludes: tuple[str, ...] = ()
@@ -41,7 +42,7 @@ def _choice(title: str, modules: str, positional: int, only: str) -> Kind:
 KINDS = {
     "dataset": Kind("data set", ("dmljax.data.datasets",)),
     "sampler": Kind("sampler", ("dmljax.data.sampling",), 1, ("seed", "step")),
-    "transform": Kind("transform", ("dmljax.data.transforms",), 2),
+    "transform": Kind("transform", ("dmljax.data.transforms",), None),
     "normalization": Kind(
         "normalization", ("dmljax.weights.preprocessing",), 1, excludes=("inputs", "title")
     ),
@@ -258,6 +259,8 @@ def _misfit(function: Callable, rule: Kind) -> str | None:
     missing = [name for name in rule.keywords if name not in by_name]
     if missing and inspect.Parameter.VAR_KEYWORD not in kinds:
         return f"it does not take {' and '.join(missing)}"
+    if rule.positional is None:
+        return None
     if len(by_position) < rule.positional and inspect.Parameter.VAR_POSITIONAL not in kinds:
         return f"it does not take {rule.positional} arguments by position"
     if not rule.positional and any(p.default is p.empty for p in by_position):

@@ -6,17 +6,16 @@ row in the sequence of all global batches, so it depends neither on the number o
 threads nor on the first step of a run.
 """
 
+import contextlib
 import dataclasses
 import functools
-import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from dmljax.data import decode, sampling
 from dmljax.data.reader import Reader
-from dmljax.data.transforms.plan import Program
 from dmljax.data.transforms.transform import Transform
 
 _READABLE = -1  # in `skipped`, which holds the index of an unreadable image
@@ -107,9 +106,7 @@ class TrainBatch(_HostBatch, _Sampled):
         rngs = (self._rng(step, row) for row in rows)
         if self.transform.batch is None:
             originals = (self._read(indices, row, skipped) for row in rows)
-            return _stack(
-                [self.transform.image(*pair) for pair in zip(originals, rngs, strict=True)]
-            )
+            return _stack([self.transform(*pair) for pair in zip(originals, rngs, strict=True)])
         images = self.reader.stack(indices)
         if images is None:
             images = _stack([self._read(indices, row, skipped) for row in rows])
@@ -117,35 +114,38 @@ class TrainBatch(_HostBatch, _Sampled):
 
     @functools.cached_property
     def _image_shape(self) -> tuple[int, ...]:
-        return image_shape(self.reader, self.transform.image, skip=self.skip)
+        return image_shape(self.reader, self.transform, skip=self.skip)
 
     def _read(self, indices: np.ndarray, row: int, skipped: np.ndarray) -> np.ndarray:
-        """The image of a row. If another one replaces it, `indices` and `skipped` say so."""
+        """Reads the image of a row. If another one replaces it, updates `indices` and `skipped`."""
         i = int(indices[row])
-        try:
-            return self.reader(i)
-        except decode.UnreadableImage:
-            if not self.skip:
-                raise
-        skipped[row] = i
-        indices[row], image = stand_in(self.reader, i)
+        indices[row], image = read(self.reader, i, skip=self.skip)
+        if indices[row] != i:
+            skipped[row] = i
         return image
 
 
-def stand_in(reader: Reader, i: int) -> tuple[int, np.ndarray]:
-    """The next readable image after image `i`, and its index.
+def read(reader: Reader, i: int, *, skip: bool) -> tuple[int, np.ndarray]:
+    """Reads image `i`, or with `skip`, if it is unreadable, the next readable one; and its index.
 
-    It is of the same class, so that a batch keeps its structure. If no image of the class can be
-    read, it is of another one: a single damaged class must not end a run of many hours.
+    The substitute is of the same class, so that a batch keeps its structure. If no image of the
+    class can be read, it is of another one: a damaged class must not end a run of many hours.
     """
+    try:
+        return i, reader(i)
+    except decode.UnreadableImage:
+        if not skip:
+            raise
     labels = reader.split.labels
     others = np.roll(np.arange(len(labels)), -i)[1:]
     is_same = labels[others] == labels[i]
-    for other in map(int, itertools.chain(others[is_same], others[~is_same])):
-        try:
-            return other, reader(other)
-        except decode.UnreadableImage:
-            continue
+    return _first_readable(reader, (*others[is_same].tolist(), *others[~is_same].tolist()))
+
+
+def _first_readable(reader: Reader, rows: Iterable[int]) -> tuple[int, np.ndarray]:
+    for row in rows:
+        with contextlib.suppress(decode.UnreadableImage):
+            return row, reader(row)
     raise decode.UnreadableImage("not a single image of the split can be read")
 
 
@@ -153,40 +153,36 @@ def stand_in(reader: Reader, i: int) -> tuple[int, np.ndarray]:
 class PlannedBatch(_Sampled):
     """`planned_batch(step)` returns what devices need to make a batch of images that they hold.
 
-    `dict(rows, labels, scalars, array0, ..., skipped)`: `rows [b]` are rows of the split, -1 for
-    padding; `scalars [b k]` and the arrays are the draws of the program, as in `TrainBatch`.
-    `shapes` are the shapes of all images, and `sources [n]` are the rows of the images that stand
-    for them: their own ones, or those of `stand_in` for images that cannot be read.
+    It is `dict(rows, labels, numbers, skipped)`: `rows [b]` are rows of the split, -1 for padding;
+    `numbers [b k]` are the draws of the transform, as in `TrainBatch`. `shapes` are the shapes of
+    all images. `sources[i]` is the row actually read for image i: a substitute if i is unreadable.
     """
 
-    program: Program
+    transform: Transform
     shapes: Sequence[tuple[int, ...]]
     sources: np.ndarray
     labels: np.ndarray
 
-    def __post_init__(self):
-        self._first = self.program.draw(self.shapes[0], _generator(0, 0))
-
     def __call__(self, step: int) -> dict[str, np.ndarray]:
         step = int(step)
         indices = self._indices(self.labels, step)
-        count = len(indices)
-        rows, labels = np.full(self.size, -1, np.int32), np.zeros(self.size, np.int32)
-        rows[:count] = self.sources[indices]
-        labels[:count] = self.labels[rows[:count]]
-        skipped = np.full(self.size, _READABLE)
-        skipped[:count] = np.where(rows[:count] != indices, indices, _READABLE)
-        scalars, *arrays = (
-            np.zeros((self.size, *x.shape), x.dtype)
-            for x in (self._first.scalars, *self._first.arrays)
-        )
-        for i in range(count):
-            draws = self.program.draw(self.shapes[rows[i]], self._rng(step, i))
-            scalars[i] = draws.scalars
-            for array, values in zip(arrays, draws.arrays, strict=True):
-                array[i] = values
-        batch = {f"array{i}": array for i, array in enumerate(arrays)}
-        return batch | {"rows": rows, "labels": labels, "scalars": scalars, "skipped": skipped}
+        rows = self.sources[indices].astype(np.int32)
+        skipped = np.where(rows != indices, indices, _READABLE)
+        numbers = np.zeros((self.size, self._count), np.float32)
+        for i, row in enumerate(rows.tolist()):
+            draws = self.transform.draws(self.shapes[row], self._rng(step, i))
+            numbers[i] = [number for of_operation in draws for number in of_operation]
+        missing = (0, self.size - len(rows))
+        return {
+            "rows": np.pad(rows, missing, constant_values=-1),
+            "labels": np.pad(self.labels[rows], missing),
+            "numbers": numbers,
+            "skipped": np.pad(skipped, missing, constant_values=_READABLE),
+        }
+
+    @functools.cached_property
+    def _count(self) -> int:
+        return sum(map(len, self.transform.draws(self.shapes[0], _generator(0, 0))))
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -200,7 +196,7 @@ class EvaluationBatch(_HostBatch):
     rows: range
 
     def __post_init__(self):
-        self._shape = image_shape(self.reader, self.transform.image, skip=self.skip)
+        self._shape = image_shape(self.reader, self.transform, skip=self.skip)
 
     def __call__(self, step: int) -> dict[str, np.ndarray]:
         rows = self.offset + np.arange(self.size)
@@ -213,7 +209,7 @@ class EvaluationBatch(_HostBatch):
             image = np.zeros(self._shape, np.uint8)
             if i >= 0:
                 try:
-                    image = self.transform.image(self.reader(i), _generator(0, i))
+                    image = self.transform(self.reader(i), _generator(0, i))
                 except decode.UnreadableImage:
                     if not self.skip:
                         raise
@@ -245,12 +241,6 @@ def image_shape(
     skip: bool,
 ) -> tuple[int, ...]:
     """The shape of a transformed image of the split; with `skip`, of the first readable one."""
-    for i in range(len(reader.split)):
-        try:
-            image = reader(i)
-        except decode.UnreadableImage:
-            if skip:
-                continue
-            raise
-        return transform_fn(image, _generator(0, i)).shape
-    raise decode.UnreadableImage("not a single image of the split can be read")
+    rows = range(len(reader.split))
+    row, image = (0, reader(0)) if rows and not skip else _first_readable(reader, rows)
+    return transform_fn(image, _generator(0, row)).shape

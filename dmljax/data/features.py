@@ -14,14 +14,14 @@ import json
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from dmljax.data.decode import UnreadableImage
 from dmljax.data.digest import digest_of_images, image_keys
 from dmljax.data.splits import Split, record_name, repeated
-from dmljax.data.transforms.recipes import shorter_of
+from dmljax.data.transforms.operations import Operation
 from dmljax.data.transforms.transform import Transform
 from dmljax.files import reading
 from dmljax.files.writing import write_array
@@ -80,18 +80,33 @@ class Features:
         return record_name(self.images.records, i)
 
 
-def transforms_of(training: str, evaluation: str) -> tuple[Transform, Transform]:
-    """The transforms for training and evaluation on `Features`; arguments are their titles."""
-    return Transform(_drawn_view, title=training), Transform(_plain_view, title=evaluation)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class cached_view(Operation):
+    """Takes the features of one view: as for evaluation or, with `is_drawn`, of a random one."""
+
+    is_drawn: bool = False
+    is_random: ClassVar[bool] = True  # a bundle has no cache
+
+    def shape(self, shape):
+        return shape[1:]
+
+    def draw(self, shape, rng):
+        return (int(rng.integers(1, shape[0])) if self.is_drawn and shape[0] > 1 else 0,)
+
+    def apply(self, image, rng, view):
+        return image[view]
 
 
-def _drawn_view(features: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    return features[rng.integers(1, len(features))] if len(features) > 1 else features[0]
-
-
-def _plain_view(features: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    del rng
-    return features[0]
+def transforms_of(
+    training: Transform, evaluation: Transform, views: int
+) -> tuple[Transform, Transform]:
+    """Returns the transforms for training and evaluation on `Features` made by these transforms."""
+    note = f"cached features of {evaluation.title}"
+    of_training = f"cached features of {views} times {training.title}" if views else note
+    return (
+        Transform((cached_view(is_drawn=True),), of_training),
+        Transform((cached_view(),), note, evaluation.least_side),  # for pictures of the images
+    )
 
 
 class Entry(NamedTuple):
@@ -146,7 +161,7 @@ class Cache:
     """The features that a run needs. `split` replaces the records of a split by its features.
 
     * `about`: JSON that identifies net, weights and normalization; `output` of the net is kept.
-    * `evaluation`, `training`: the two transforms, each with JSON that identifies it.
+    * `evaluation`, `training`: the two transforms.
     * `views`: augmented features of each training image; 0 for none.
     """
 
@@ -156,8 +171,8 @@ class Cache:
         about: Mapping[str, Any],
         *,
         output: str = "pooled",
-        evaluation: tuple[Transform, dict[str, Any]],
-        training: tuple[Transform, dict[str, Any]] | None = None,
+        evaluation: Transform,
+        training: Transform | None = None,
         views: int = 0,
     ):
         self._folder = pathlib.Path(folder).expanduser()
@@ -183,22 +198,18 @@ class Cache:
         """The split with features as records, which `compute` makes readable."""
         if not len(images):
             return images
-        rows, augmented = self._rows(images, *self._evaluation), None
+        rows, augmented = self._rows(images, self._evaluation), None
         if is_training and self.views and self._training is not None:
-            augmented = self._rows(images, *self._training, times=self.views)
+            augmented = self._rows(images, self._training, times=self.views)
         records = Features(images, rows, augmented, self.views)
         return dataclasses.replace(images, records=records, boxes=None)
 
-    def _rows(
-        self, images: Split, transform_fn: Transform, transform: dict[str, Any], *, times: int = 1
-    ) -> Rows:
-        if transform == {**transform, "name": "standard_eval", "shorter": None}:
-            transform = {**transform, "shorter": shorter_of(transform["size"])}
-        key = {"format": _FORMAT, **self._about, "transform": transform, "times": times}
+    def _rows(self, images: Split, transform: Transform, *, times: int = 1) -> Rows:
+        key = {"format": _FORMAT, **self._about, "transform": transform.to_json(), "times": times}
         keys_name = f"{_digest(key)[:16]}.npy" if times == 1 else None
         key["images"] = digest_of_images(images)
         images = images if times == 1 else repeated(images, times)
-        entry = Entry(self._folder / _digest(key)[:32], images, transform_fn, keys_name)
+        entry = Entry(self._folder / _digest(key)[:32], images, transform, keys_name)
         self.entries.append(entry)
         return Rows(entry.folder)
 

@@ -11,17 +11,16 @@ import functools
 import importlib.util
 import pathlib
 import unicodedata
-from typing import Any
 
 import numpy as np
 from PIL import ImageFont
 
-from dmljax.data.transforms.distortion import distort_batch
+from dmljax.data.transforms.operations import distort
 
 SIZE = 32
 _EM = 22  # pixels of the em square, so that the widest glyph just fits
 # Part of the data set: it must not change if the defaults of `distort` do.
-_DISTORTION: dict[str, Any] = dict(
+_DISTORTION = distort(
     rotation=15.0,
     shear=0.25,
     scale=(0.75, 1.15),
@@ -87,6 +86,6 @@ def images(characters: str) -> np.ndarray:
         bits = [np.random.Philox(key=[ord(character), face]) for face in range(len(FACES))]
         rngs = [np.random.Generator(b) for b in bits]
         rows = slice(i * len(FACES), (i + 1) * len(FACES))
-        out[rows] = distort_batch(drawings, rngs, **_DISTORTION)
+        out[rows] = _DISTORTION.batch(drawings, rngs)
     out.setflags(write=False)
     return out

@@ -33,7 +33,6 @@ from dmljax.data.reader import Reader
 from dmljax.data.records import ArrayRecords
 from dmljax.data.splits import Split, images_of, record_name
 from dmljax.data.transforms import transform as transform_lib
-from dmljax.data.transforms.plan import Program
 from dmljax.files import cores
 from dmljax.hints import counted
 
@@ -148,7 +147,7 @@ def train(
 def planned(
     split: Split,
     *,
-    program: Program,
+    transform: transform_lib.Transform,
     shapes: Sequence[tuple[int, ...]],
     sources: np.ndarray,
     sample_fn: Callable[..., np.ndarray],
@@ -161,13 +160,13 @@ def planned(
 ) -> Batches:
     """The batches of `train` without pixels: rows and draws, for devices that hold the images.
 
-    `program`, `shapes` and `sources` are as in `batches.PlannedBatch`; no image is read.
+    `transform`, `shapes` and `sources` are as in `batches.PlannedBatch`; no image is read.
     """
     groups = sampling.group(split.labels)
     _warn_about_single_images(split, groups)
     share = _share(len(sample_fn(groups, seed=seed, step=start)), host, hosts, padded, "raise")
     batch_fn = PlannedBatch(
-        program=program,
+        transform=transform,
         shapes=shapes,
         sources=sources,
         labels=split.labels,

@@ -12,19 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from dmljax.data import decode, transforms
+from dmljax.data import decode
 from dmljax.data.digest import digest_of_source
 from dmljax.data.prepared import FORMAT, MANIFEST, MARKS
 from dmljax.data.reader import Reader
 from dmljax.data.splits import Split, Splits, record_name
+from dmljax.data.transforms import operations as transforms
 from dmljax.files import cores, reading
 from dmljax.files import writing as files
 from dmljax.files.progress import Progress
 
-GEOMETRIES: dict[str, Callable[..., np.ndarray]] = {
-    "shorter": transforms.resize,
-    "squash": transforms.squash,
-    "pad": transforms.pad,
+GEOMETRIES: dict[str, Callable[[int], transforms.Operation]] = {
+    "shorter": lambda size: transforms.resize_shorter_side(size=size),
+    "squash": lambda size: transforms.resize(height=size, width=size, antialias=False),
+    "pad": lambda size: transforms.pad_to_square(size=size),
 }
 _PROGRESS = "progress.json"
 
@@ -182,7 +183,7 @@ def _jpeg(reader: Reader, i: int, settings: dict[str, Any]) -> bytes:
     else:
         size = settings["size"]
     rng = np.random.default_rng(0)  # these transforms draw nothing
-    image = GEOMETRIES[settings["geometry"]](image, rng, size=size)
+    image = GEOMETRIES[settings["geometry"]](size)(image, rng)
     return decode.encode(image, quality=settings["quality"])
 
 

@@ -144,7 +144,7 @@ def embed(
     store = Cache(
         cache or at_hand.features_folder(),
         about,
-        evaluation=(transform_fn, registry.with_defaults(spec, transform)),
+        evaluation=transform_fn,
     )
     records: Any = store.split(images).records
     if shard is not None or not store.is_complete:

@@ -1,291 +1,278 @@
-"""The operations of a transform on a device: what `data.transforms` does to pixels, in the step.
+"""Transforms on a device: every operation of `data.transforms` as a function of the same name.
 
-The numbers of an operation are drawn on the host (`data.transforms.plan`), as for the host form.
-Resizing has the weights of Pillow as whole numbers, and its order of the two axes, between which it
-rounds: so every device computes the same pixels as the host. Tables of weights for every length
-that a box may have are on the device.
+The host draws the numbers of a transform (`Transform.draws`), and the step changes the pixels. Both
+forms share every draw except noise, which the device makes from a seed. Pixels equal the host's up
+to a few gray levels: sums are in float32, and hue and saturation are not rounded to 256 levels.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dmljax.data.transforms import colors, resampling
-from dmljax.data.transforms.plan import Program, is_box
+from dmljax.data.transforms.operations import Operation, Shape
+from dmljax.data.transforms.transform import Transform
 
-_Table = dict[str, np.ndarray]
-
-
-def tables(program: Program) -> list[_Table]:
-    """For each step, what it needs beside its numbers: for `scale`, the weights by lengths."""
-    return [
-        _weights(sorted(pairs), **dict(step.constants)) if pairs else {}
-        for step, pairs in zip(program.steps, program.resizings, strict=True)
-    ]
+# Operations on images of one size, because they look at the borders of the image.
+_OF_ONE_SIZE = ("distort",)
 
 
-def _weights(pairs: list[tuple[int, int]], **options: Any) -> _Table:
-    """`starts [p target]` and `weights [p target taps]` of the pairs with these `keys [p]`."""
-    entries = [resampling.taps(*pair, **options) for pair in pairs]
-    shape = tuple(np.max([entry.weights.shape for entry in entries], axis=0))
-    starts = np.zeros((len(pairs), shape[0]), np.int32)
-    weights = np.zeros((len(pairs), *shape), np.int32)
-    for i, entry in enumerate(entries):
-        n, k = entry.weights.shape
-        starts[i, :n], weights[i, :n, :k] = entry.starts, entry.weights
-    keys = np.array([_key(*pair) for pair in pairs], np.int32)
-    return {"keys": keys, "starts": starts, "weights": weights}
+class NoDeviceForm(ValueError):
+    """A transform that only the host can compute."""
 
 
-def _key(length: Any, target: Any) -> Any:
-    return length * (1 << 15) + target
+class Program(NamedTuple):
+    """A transform for the images of a data set.
+
+    `bounds` are the largest shapes before the first operation and after each one. `counts` are the
+    lengths of the tuples of `Transform.draws`. `changes[i]` is False if operation i resizes images
+    that have the size already.
+    """
+
+    transform: Transform
+    bounds: tuple[Shape, ...]
+    counts: tuple[int, ...]
+    changes: tuple[bool, ...]
+
+
+def program(transform: Transform, shapes: Iterable[Shape]) -> Program:
+    """Returns the program of a transform for images of these shapes.
+
+    Raises `NoDeviceForm` in one line if the transform reads pixels itself.
+    """
+    distinct = sorted(set(shapes))
+    for operation in transform.operations:
+        if not isinstance(operation, Operation):
+            raise _refusal(transform, f"{operation.to_json()['name']} computes pixels itself")
+    by_shape = [transform.shapes(shape) for shape in distinct]
+    after = [sorted(set(column)) for column in zip(*by_shape, strict=True)]
+    if len(after[-1]) > 1:
+        raise ValueError(
+            f"images of one batch have the shapes {after[-1][:3]}: choose a transform that "
+            "returns images of one size, such as --config.transform=standard_train"
+        )
+    names = [type(operation).__name__ for operation in transform.operations]
+    for name, before in zip(names, after, strict=False):
+        if name in _OF_ONE_SIZE and len(before) > 1:
+            raise _refusal(transform, f"{name} gets images of several sizes")
+    draws = transform.draws(distinct[0], np.random.default_rng(0))
+    return Program(
+        transform,
+        tuple(tuple(map(max, zip(*column, strict=True))) for column in after),
+        tuple(map(len, draws)),
+        tuple(
+            not name.startswith("resize") or any(row[i] != row[i + 1] for row in by_shape)
+            for i, name in enumerate(names)
+        ),
+    )
+
+
+def _refusal(transform: Transform, reason: str) -> NoDeviceForm:
+    return NoDeviceForm(
+        f"the transform {transform.title} has no form for devices ({reason}). Leave it to the host "
+        "by --config.runtime.data=host, or build it from operations of dmljax.data.transforms"
+    )
 
 
 def apply(
-    program: Program,
-    tables: list[dict[str, jax.Array]],
-    images: jax.Array,
-    scalars: jax.Array,
-    arrays: Sequence[jax.Array] = (),
-    *,
-    together: int | None = None,
+    program: Program, images: jax.Array, numbers: jax.Array, *, together: int | None = None
 ) -> jax.Array:
-    """The images `[b ...]` after all steps of a program, `together` at a time, or one by one.
+    """Transforms images `[b ...]`, `together` at a time, or one by one.
 
-    `images` have the largest shape, with anything beyond their own; `scalars [b k]` and `arrays`
-    are what `Program.draw` gives. Rows of zeros give an image, too: padding.
+    `images` have the largest shape, with anything beyond their own; `numbers [b k]` are the draws.
+    A row of zeros gives an image, too: padding.
     """
-    # Looked up before the loop over images: within it, XLA would look them up for every pixel.
-    numbers = jax.vmap(lambda *rows: _numbers(program, tables, *rows))(scalars, *arrays)
+    starts = np.cumsum([0, *program.counts])
+    last = len(program.counts) - 1
 
     def of_image(rows):
         image, numbers = rows
-        for step, step_numbers, bound in zip(
-            program.steps, numbers, program.bounds[1:], strict=True
-        ):
-            if step.name == "cut":
-                if step_numbers:
-                    image = jax.lax.dynamic_slice(image, (*step_numbers, 0), bound)
-            elif step.name == "scale":
-                image = _scaled(image, *step_numbers, **dict(step.constants))
-            else:
-                image = OPERATIONS[step.name](image, *step_numbers, **dict(step.constants))
+        of_operations = [numbers[a:b] for a, b in itertools.pairwise(starts)]
+        key = jax.random.key(of_operations[last][0].astype(jnp.uint32))
+        for i, operation in enumerate(program.transform.operations):
+            if not program.changes[i]:
+                continue
+            bound = program.bounds[i + 1][:2]
+            height, width, *draws = of_operations[i]
+            new = of_operations[i + 1][:2] if i + 1 < last else bound
+            context = _Context(height, width, new, bound, key=jax.random.fold_in(key, i))
+            image = OPERATIONS[type(operation).__name__](operation, image, context, *draws)
         return image
 
     return jax.lax.map(of_image, (images, numbers), batch_size=together)
 
 
-def _numbers(
-    program: Program, tables: list[dict[str, jax.Array]], scalars: jax.Array, *arrays: jax.Array
-) -> list[tuple[Any, ...]]:
-    """The numbers of each step with an image; for `scale`, places and weights of pixels.
+class _Context(NamedTuple):
+    """The size of an image before and after an operation, of the array after it, and a key."""
 
-    A cut before it is part of the places, and has no numbers.
-    """
-    numbers: list[tuple[Any, ...]] = []
-    origin: tuple[Any, ...] = (0, 0)
-    remaining = list(arrays)
-    for i, step in enumerate(program.steps):
-        scalar_count, array_count = program.layouts[i]
-        of_step: tuple[Any, ...] = tuple(scalars[j] for j in range(scalar_count))
-        scalars = scalars[scalar_count:]
-        if step.name == "cut":
-            of_step = tuple(number.astype(jnp.int32) for number in of_step)
-            if is_box(program.steps, i):
-                of_step, origin = (), of_step
-        elif step.name == "scale":
-            sizes = [number.astype(jnp.int32) for number in of_step]
-            before, after = program.bounds[i : i + 2]
-            of_step = (
-                resampling.columns_first(*sizes),
-                *(
-                    _places(tables[i], origin[axis], sizes[axis::2], before[axis], after[axis])
-                    for axis in (0, 1)
-                ),
-            )
-            origin = (0, 0)
-        numbers.append((*of_step, *remaining[:array_count]))
-        remaining = remaining[array_count:]
-    return numbers
+    height: jax.Array
+    width: jax.Array
+    new: Any
+    bound: tuple[int, ...]
+    key: jax.Array
 
 
-def _places(
-    table: dict[str, jax.Array], origin: Any, lengths: list[jax.Array], side: int, new_side: int
-) -> tuple[jax.Array, jax.Array]:
-    """For an axis, the places `[new_side taps]` of pixels and their weights."""
-    row = jnp.searchsorted(table["keys"], _key(*lengths))
-    starts, weights = table["starts"][row, :new_side], table["weights"][row, :new_side]
-    # Pixels beyond the image have the weight 0.
-    places = origin + starts[:, None] + jnp.arange(weights.shape[1])[None]
-    return jnp.minimum(places, side - 1), weights
-
-
-def _scaled(
-    image: jax.Array,
-    columns_first: jax.Array,
-    *passes: tuple[jax.Array, jax.Array],
-    antialias: bool = True,
-    filter: str = "bilinear",
+def _weights(
+    length: Any,
+    target: Any,
+    pixels: int,
+    rows: int,
+    *,
+    start: Any = 0,
+    offset: Any = 0,
+    how: Any,
 ) -> jax.Array:
-    """The image with each axis resized by places and weights; zeros beyond the target."""
-    del filter  # it is in the weights
-    pixels = image.astype(jnp.int32)
-    if not antialias:
-        total = _summed(_summed(pixels, *passes[0], axis=0), *passes[1], axis=1)
-        return ((total + (1 << 15)) >> 16).astype(jnp.uint8)
+    """Returns the weights `[rows pixels]` of pixels that resize a part of an axis.
 
-    def along(axis, pixels):
-        total = _summed(pixels, *passes[axis], axis=axis)
-        return jnp.clip((total + (1 << 21)) >> 22, 0, 255)
+    The pixels from `start` to `start + length` become `target` rows from row `offset` on; other
+    rows have the weights 0. `how` is an operation with `antialias` and `filter`, or None for
+    Pillow's bilinear filter.
+    """
+    antialias, filter_ = (True, "bilinear") if how is None else (how.antialias, how.filter)
+    stretch = jnp.maximum(length / target, 1.0) if antialias else 1.0
+    row = jnp.arange(rows) - offset
+    centers = start + (row + 0.5) * (length / target)
+    # Without antialiasing, pixels at the border are repeated.
+    centers = centers if antialias else jnp.clip(centers, start + 0.5, start + length - 0.5)
+    positions = jnp.arange(pixels) + 0.5
+    distance = jnp.abs(positions[None] - centers[:, None]) / stretch
+    weights = _cubic(distance) if filter_ == "bicubic" else jnp.maximum(1 - distance, 0)
+    weights *= ((positions > start) & (positions < start + length))[None]
+    weights *= ((row >= 0) & (row < target))[:, None]
+    total = weights.sum(axis=1, keepdims=True)
+    return weights / jnp.where(total == 0, 1, total)
 
-    pixels = jax.lax.cond(
-        columns_first, lambda x: along(1, along(0, x)), lambda x: along(0, along(1, x)), pixels
-    )
+
+def _cubic(x: jax.Array) -> jax.Array:
+    """Evaluates Pillow's bicubic filter, a = -0.5, at distances of 0 or more."""
+    near = (1.5 * x - 2.5) * x * x + 1
+    far = ((x - 5) * x + 8) * x * -0.5 + 2
+    return jnp.where(x < 1, near, jnp.where(x < 2, far, 0.0))
+
+
+def _resampled(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """Multiplies both axes of an image by weights, and rounds after each, as Pillow does."""
+    pixels = image.astype(jnp.float32)
+    pixels = _rounded(jnp.einsum("sw,hwc->hsc", columns, pixels, precision="highest"))
+    pixels = _rounded(jnp.einsum("rh,hsc->rsc", rows, pixels, precision="highest"))
     return pixels.astype(jnp.uint8)
 
 
-def _summed(pixels: jax.Array, places: jax.Array, weights: jax.Array, *, axis: int) -> jax.Array:
-    """Sums of pixels at `places [n taps]` of an axis with `weights`."""
-    rows = pixels.swapaxes(0, axis)  # on CPUs, whole rows are taken several times as fast
-    total = sum(rows[places[:, k]] * weights[:, k, None, None] for k in range(places.shape[1]))
-    return jnp.asarray(total).swapaxes(0, axis)
+def _rounded(pixels: jax.Array) -> jax.Array:
+    return jnp.clip(jnp.floor(pixels + 0.5), 0, 255)
 
 
-def _row(features: jax.Array, index: jax.Array) -> jax.Array:
-    return features[index.astype(jnp.int32)]
+def _resize(operation, image, context):
+    h, w = image.shape[:2]
+    return _resampled(
+        image,
+        _weights(context.height, context.new[0], h, context.bound[0], how=operation),
+        _weights(context.width, context.new[1], w, context.bound[1], how=operation),
+    )
 
 
-def _mirror(image: jax.Array, is_mirrored: jax.Array) -> jax.Array:
-    return jnp.where(is_mirrored > 0, image[:, ::-1], image)
+def _random_resized_crop(operation, image, context, top, left, height, width):
+    side = operation.size
+    return _resampled(
+        image,
+        _weights(height, side, image.shape[0], side, start=top, how=operation),
+        _weights(width, side, image.shape[1], side, start=left, how=operation),
+    )
 
 
-def _paste(
-    image: jax.Array,
-    height: jax.Array,
-    width: jax.Array,
-    top: jax.Array,
-    left: jax.Array,
-    *,
-    size: int,
-    fill: int,
-) -> jax.Array:
-    rows, columns = jnp.arange(size) - top.astype(int), jnp.arange(size) - left.astype(int)
-    moved = jnp.take(image, jnp.clip(rows, 0, image.shape[0] - 1), axis=0)
-    moved = jnp.take(moved, jnp.clip(columns, 0, image.shape[1] - 1), axis=1)
-    inside = _between(rows, 0, height)[:, None] & _between(columns, 0, width)[None]
-    return jnp.where(inside[:, :, None], moved, jnp.uint8(fill))
+def _pad_to_square(operation, image, context, top, left, height, width):
+    side = operation.size
+    rows = _weights(context.height, height, image.shape[0], side, offset=top, how=None)
+    columns = _weights(context.width, width, image.shape[1], side, offset=left, how=None)
+    inside = _box(image, side, side, top, left, height, width)
+    return jnp.where(inside, _resampled(image, rows, columns), jnp.uint8(operation.fill))
 
 
-def _erase(
-    image: jax.Array,
-    top: jax.Array,
-    left: jax.Array,
-    height: jax.Array,
-    width: jax.Array,
-    *,
-    fill: tuple[int, ...],
-) -> jax.Array:
+def _box(image: jax.Array, h: int, w: int, top: Any, left: Any, height: Any, width: Any):
+    """Returns a mask `[h w 1]` of a box."""
+    rows, columns = jnp.arange(h)[:, None, None], jnp.arange(w)[None, :, None]
+    is_row = (rows >= top) & (rows < top + height)
+    return is_row & (columns >= left) & (columns < left + width)
+
+
+def _cut(operation, image, context, top, left):
+    corner = (top.astype(jnp.int32), left.astype(jnp.int32), 0)
+    return jax.lax.dynamic_slice(image, corner, (operation.size, operation.size, image.shape[2]))
+
+
+def _random_flip(operation, image, context, is_mirrored):
+    column = jnp.arange(image.shape[1])
+    mirrored = context.width.astype(jnp.int32) - 1 - column
+    return jnp.take(image, jnp.where(is_mirrored > 0, mirrored, column), axis=1, mode="clip")
+
+
+def _random_erasing(operation, image, context, top, left, height, width):
     h, w, channels = image.shape
-    inside = _between(jnp.arange(h), top, top + height)[:, None]
-    inside &= _between(jnp.arange(w), left, left + width)[None]
-    return jnp.where(inside[:, :, None], jnp.array(fill[:channels], jnp.uint8)[None, None], image)
+    color = jnp.array(operation.fill[:channels], jnp.uint8)[None, None]
+    return jnp.where(_box(image, h, w, top, left, height, width), color, image)
 
 
-def _between(places: jax.Array, start: Any, stop: Any) -> jax.Array:
-    return (places >= start) & (places < stop)
-
-
-def _recolor(
-    image: jax.Array,
-    brightness: jax.Array,
-    contrast: jax.Array,
-    saturation: jax.Array,
-    hue_shift: jax.Array,
-    *order: jax.Array,
-    changes_hue: bool,
-) -> jax.Array:
-    """As Pillow: colors are whole numbers after each change, and enhancers round down."""
+def _color_jitter(operation, image, context, brightness, contrast, saturation, hue_shift, *order):
+    """Colors are integers after each change, and enhancers round down, as in Pillow."""
+    is_image = _box(image, *image.shape[:2], 0, 0, context.height, context.width)
 
     def with_contrast(pixels):
-        gray = _gray(pixels)
-        mean = (2 * gray.sum() + gray.size) // (2 * gray.size)
+        gray = jnp.where(is_image, _gray(pixels), 0)
+        mean = jnp.rint(gray.sum() / (context.height * context.width))
         return _blended(mean, pixels, contrast)
 
     changes = (
-        lambda pixels: _blended(jnp.int32(0), pixels, brightness),
+        lambda pixels: _blended(0.0, pixels, brightness),
         with_contrast,
-        lambda pixels: _blended(_gray(pixels)[:, :, None], pixels, saturation),
-        (lambda pixels: _with_hue(pixels, hue_shift)) if changes_hue else (lambda pixels: pixels),
+        lambda pixels: _blended(_gray(pixels), pixels, saturation),
+        (lambda pixels: _with_hue(pixels, hue_shift)) if operation.hue > 0 else lambda x: x,
     )
-    pixels = image.astype(jnp.int32)
-    for place in order:
-        pixels = jax.lax.switch(place.astype(jnp.int32), changes, pixels)
+    pixels = image.astype(jnp.float32)
+    for change in order:
+        pixels = jax.lax.switch(change.astype(jnp.int32), changes, pixels)
     return pixels.astype(jnp.uint8)
 
 
 def _gray(pixels: jax.Array) -> jax.Array:
-    """The luma of ITU-R 601-2, in whole numbers as Pillow's mode L."""
-    red, green, blue = jnp.moveaxis(pixels, 2, 0)
-    return (red * 19595 + green * 38470 + blue * 7471 + (1 << 15)) >> 16
+    """Returns the luma of ITU-R 601-2, `[h w 1]`."""
+    luma = jnp.array([[0.299], [0.587], [0.114]])
+    return jnp.rint(jnp.matmul(pixels, luma, precision="highest"))
 
 
-def _blended(plain: jax.Array, pixels: jax.Array, share: jax.Array) -> jax.Array:
-    """`share` of the pixels and the rest of `plain`."""
-    blend = plain.astype(jnp.float32) + share * (pixels - plain).astype(jnp.float32)
-    return jnp.clip(jnp.trunc(blend), 0, 255).astype(jnp.int32)
+def _blended(plain: Any, pixels: jax.Array, fraction: jax.Array) -> jax.Array:
+    return jnp.clip(jnp.trunc(plain + fraction * (pixels - plain)), 0, 255)
 
 
 def _with_hue(pixels: jax.Array, shift: jax.Array) -> jax.Array:
-    """The pixels with `shift` added to their hue; hue and saturation have 256 levels."""
-    red, green, blue = jnp.moveaxis(pixels, 2, 0)
+    """Adds `shift` to the hue, whose full circle is 256."""
     value = pixels.max(axis=2)
     chroma = value - pixels.min(axis=2)
-    # The hue is a sixth of the circle times `sector` plus `ahead / chroma`.
-    is_red, is_green = red == value, green == value
-    sector = jnp.where(is_red, 0, jnp.where(is_green, 2, 4))
-    ahead = jnp.where(is_red, green - blue, jnp.where(is_green, blue - red, red - green))
-    circle = 6 * jnp.maximum(chroma, 1)
-    hue, remainder = jnp.divmod(255 * ((sector * chroma + ahead) % circle), circle)
-    hue = jnp.where(remainder == 0, jnp.array(colors.hues(), jnp.int32)[hue], hue)
-    saturation = 255 * chroma // jnp.maximum(value, 1)
-    hue = jnp.where(chroma > 0, hue, 0)
-    angle = ((hue + shift.astype(jnp.int32)) % 256) * 6
-    corner = angle // 255
-    share, rest = saturation * (angle - corner * 255), 255 * 255
-
-    def darker(amount):  # value * (1 - amount), rounded
-        return (2 * value * (rest - amount) + rest) // (2 * rest)
-
-    low, falling = darker(255 * saturation), darker(share)
-    rising = darker(255 * saturation - share)
-    corner = (corner % 6)[:, :, None]
-    choices = (
-        (value, rising, low),
-        (falling, value, low),
-        (low, value, rising),
-        (low, falling, value),
-        (rising, low, value),
-        (value, low, falling),
+    red, green, blue = jnp.moveaxis(pixels, 2, 0)
+    distance = jnp.where(
+        red == value,
+        green - blue,
+        jnp.where(green == value, blue - red + 2 * chroma, red - green + 4 * chroma),
     )
-    return jnp.select(
-        [corner == i for i in range(6)], [jnp.stack(channels, axis=2) for channels in choices]
-    )
+    sector = distance / jnp.maximum(chroma, 1) + shift * (6 / 256)  # 6 are a full circle
+    # Each channel is the value less a part of the chroma, by its distance on the circle.
+    sextant = (jnp.array([5.0, 3.0, 1.0])[None, None] + sector[:, :, None]) % 6
+    fraction = jnp.clip(jnp.minimum(sextant, 4 - sextant), 0, 1)
+    return jnp.rint(value[:, :, None] - chroma[:, :, None] * fraction)
 
 
-def _warp(image: jax.Array, *numbers: jax.Array, outside: str) -> jax.Array:
-    a, b, c, d, e, f, is_inverted, *grain = numbers
-    h, w, _ = image.shape
+def _distort(operation, image, context, a, b, c, d, e, f, is_inverted):
+    h, w, channels = image.shape
     pixels = image.astype(jnp.float32)
-    margin = int(outside == "median")
+    margin = int(operation.outside == "median")
     if margin:
         sides = jnp.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
         edge = jnp.sort(sides, axis=0)[h + w]
     else:
-        edge = jnp.zeros(image.shape[2], jnp.float32)
-    padded = jnp.broadcast_to(edge[None, None], (h + 3, w + 3, image.shape[2]))
+        edge = jnp.zeros(channels, jnp.float32)
+    padded = jnp.broadcast_to(edge[None, None], (h + 3, w + 3, channels))
     padded = padded.at[1 : h + 1, 1 : w + 1].set(pixels)
     xs, ys = jnp.arange(w) + 0.5, (jnp.arange(h) + 0.5)[:, None]
     column, right = _located(a * xs[None] + (b * ys + (c + 0.5)), w, margin)
@@ -299,25 +286,34 @@ def _warp(image: jax.Array, *numbers: jax.Array, outside: str) -> jax.Array:
     upper, lower = between(row), between(row + 1)
     warped = jnp.rint(upper + (lower - upper) * down)
     warped = jnp.where(is_inverted > 0, 255 - warped, warped)
-    for noise in grain:
-        warped = jnp.clip(jnp.rint(warped + noise), 0, 255)
-    return warped.astype(jnp.uint8)
+    if operation.noise:
+        warped += operation.noise * jax.random.normal(context.key, image.shape)
+    return _rounded(warped).astype(jnp.uint8)
 
 
 def _located(position: jax.Array, side: int, margin: int) -> tuple[jax.Array, jax.Array]:
-    """The index before a position in the padded image, and the distance to it."""
+    """Returns the index before a position in the padded image, and the distance to it."""
     position = jnp.clip(position, 1 - margin, side + margin)
     index = jnp.floor(position)
     return index.astype(jnp.int32), position - index
 
 
-# By the names of the functions of `data.transforms` that are an `operation`. `cut` and `scale`,
-# which go together, are in `apply`.
+def _cached_view(operation, image, context, view):
+    return image[view.astype(jnp.int32)]
+
+
+# By the names of `data.transforms.operations.OPERATIONS`; a test compares the names.
 OPERATIONS: dict[str, Callable[..., jax.Array]] = {
-    "erase": _erase,
-    "mirror": _mirror,
-    "paste": _paste,
-    "recolor": _recolor,
-    "row": _row,
-    "warp": _warp,
+    "cached_view": _cached_view,
+    "center_crop": _cut,
+    "color_jitter": _color_jitter,
+    "crop": _cut,
+    "distort": _distort,
+    "pad_to_square": _pad_to_square,
+    "random_crop": _cut,
+    "random_erasing": _random_erasing,
+    "random_flip": _random_flip,
+    "random_resized_crop": _random_resized_crop,
+    "resize": _resize,
+    "resize_shorter_side": _resize,
 }

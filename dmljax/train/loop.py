@@ -297,8 +297,8 @@ def _batches(
         "workers": run.workers(run.train, is_endless=True),
     }
     if resident is not None:
-        options |= {name: getattr(resident, name) for name in ("program", "shapes", "sources")}
-        return pipeline.planned(run.train, **options)
+        options |= {name: getattr(resident, name) for name in ("shapes", "sources")}
+        return pipeline.planned(run.train, transform=run.transform_fn, **options)
     options |= {"cache": run.options.runtime.cache, "unreadable": run.options.unreadable}
     return pipeline.train(run.train, transform_fn=run.transform_fn, **options)
 

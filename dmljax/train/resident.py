@@ -16,9 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from dmljax.data import batches, decode
+from dmljax.data import batches
 from dmljax.data.reader import Reader
-from dmljax.data.transforms import plan
 from dmljax.files import cores
 from dmljax.files.memory import free_memory
 from dmljax.hints import shown_bytes
@@ -26,7 +25,7 @@ from dmljax.retrieval.sharding import free_bytes
 from dmljax.train import augment, hosts
 from dmljax.train.run import Run
 
-_SHARE = 0.5  # of the free memory, for 'auto': the step needs memory, too
+_FRACTION = 0.5  # of the free memory, for 'auto': the step needs memory, too
 _TOGETHER = 32  # images that an accelerator transforms at a time
 _AHEAD, _TASK = 256, 4  # images that threads read ahead, and that one task reads
 
@@ -39,29 +38,28 @@ class Resident(NamedTuple):
     """Images on the devices, and how a step makes its batch of them.
 
     `images_fn(batch)` is to be compiled. `batch` has the `arrays` and a batch of
-    `pipeline.planned`, which takes `program`, `shapes` and `sources`; the result has images and
-    labels. `note` is for the reader.
+    `pipeline.planned`, which takes `shapes` and `sources`; the result has images and labels.
+    `note` is for the reader.
     """
 
     arrays: dict[str, Any]
     images_fn: Callable[[dict[str, Any]], dict[str, jax.Array]]
-    program: plan.Program
     shapes: list[tuple[int, ...]]
     sources: np.ndarray
     note: str
 
 
 def choose(run: Run, *, say: Callable[[str], None]) -> Resident | None:
-    """The images on the devices, if `runtime.data` asks for it; None: the host sends them.
+    """Puts the images on the devices if `runtime.data` asks for it; None: the host sends them.
 
-    `say` is called with what is chosen and why, unless `runtime.data` is 'host'.
+    Calls `say` with the choice and its reason, unless `runtime.data` is 'host'.
     """
     choice = run.options.runtime.data.name
     if choice == "host":
         return None
     try:
-        resident = load(run, share=_SHARE if choice == "auto" else 1.0)
-    except (DoesNotFit, plan.NoDeviceForm) as error:
+        resident = load(run, fraction=_FRACTION if choice == "auto" else 1.0)
+    except (DoesNotFit, augment.NoDeviceForm) as error:
         if choice != "auto":
             raise
         say(f"data: sent by the host in every step (runtime.data='auto'): {error}")
@@ -70,28 +68,28 @@ def choose(run: Run, *, say: Callable[[str], None]) -> Resident | None:
     return resident
 
 
-def load(run: Run, *, share: float = 1.0) -> Resident:
-    """Reads all training images, and puts them on the devices.
+def load(run: Run, *, fraction: float = 1.0) -> Resident:
+    """Reads all training images and puts them on the devices.
 
-    Raises `DoesNotFit` as soon as they need more than this share of the free memory, and
-    `plan.NoDeviceForm` if the transform cannot run on devices.
+    Raises `DoesNotFit` as soon as they need more than this fraction of the free memory, and
+    `augment.NoDeviceForm` if the transform cannot run on devices.
     """
     shards = run.shards
     local = [d for d in shards.mesh.devices.flat if d.process_index == jax.process_index()]
-    memory = _Memory(len(run.train), local, share)
+    memory = _Memory(len(run.train), local, fraction)
     sources = np.arange(len(run.train))
     images: list[np.ndarray | None] = []
     shapes: list[tuple[int, ...]] = []
     for i, (source, image) in enumerate(_read(run)):
         if i == 0:  # before minutes of reading
-            _program(run, [image.shape])
+            augment.program(run.transform_fn, [image.shape])
         sources[i] = source
         images.append(image)
         shapes.append(shapes[-1] if shapes and shapes[-1] == image.shape else image.shape)
         if memory.add(image):
             break
     memory.check()
-    program = _program(run, shapes)
+    program = augment.program(run.transform_fn, shapes)
     blocks = [
         jax.device_put(_block(images, range(i * memory.rows, (i + 1) * memory.rows), memory), d)
         for i, d in enumerate(local)
@@ -99,34 +97,21 @@ def load(run: Run, *, share: float = 1.0) -> Resident:
     # One array has all images of the first host, then all images again for the next one.
     shape = (memory.rows * shards.size, *memory.bound)
     return Resident(
-        {"resident": jax.make_array_from_single_device_arrays(shape, shards.rows, blocks)}
-        | {"tables": jax.device_put(augment.tables(program), shards.everywhere)},
+        {"resident": jax.make_array_from_single_device_arrays(shape, shards.rows, blocks)},
         _images_fn(program, shards.mesh, hosts=shards.hosts, together=_together(shards.platform)),
-        program,
         shapes,
         sources,
         f"{memory.describe()}, with {shown_bytes(memory.free)} free before",
     )
 
 
-def _program(run: Run, shapes: Sequence[tuple[int, ...]]) -> plan.Program:
-    return plan.program(run.transform_fn.image, shapes, title=run.transform_fn.title)
-
-
 def _read(run: Run) -> Iterator[tuple[int, np.ndarray]]:
-    """The row and the pixels of every training image, or of the image that replaces it."""
+    """Yields the row and the pixels of every training image, or of its substitute."""
     reader = Reader(run.train, least_side=run.transform_fn.least_side)
-
-    def read(i: int) -> tuple[int, np.ndarray]:
-        try:
-            return i, reader(i)
-        except decode.UnreadableImage:
-            if run.options.unreadable != "skip":
-                raise
-        return batches.stand_in(reader, i)
+    skip = run.options.unreadable == "skip"
 
     def read_all(rows: range) -> list[tuple[int, np.ndarray]]:
-        return [read(i) for i in rows]
+        return [batches.read(reader, i, skip=skip) for i in rows]
 
     rows = range(len(run.train))
     with concurrent.futures.ThreadPoolExecutor(max(cores.count(), 4)) as pool:
@@ -137,10 +122,10 @@ def _read(run: Run) -> Iterator[tuple[int, np.ndarray]]:
 
 
 class _Memory:
-    """The bytes that images need on each device, as far as they are read, and what is free."""
+    """The bytes that the images read so far need on each device, and the free memory."""
 
-    def __init__(self, count: int, devices: Sequence[jax.Device], share: float):
-        self._count, self._devices, self._share = count, devices, share
+    def __init__(self, count: int, devices: Sequence[jax.Device], fraction: float):
+        self._count, self._devices, self._fraction = count, devices, fraction
         self.rows = -(-count // len(devices))
         self.free = _free_bytes(devices)
         self.bound: tuple[int, ...] = ()
@@ -151,10 +136,10 @@ class _Memory:
         return self.rows * math.prod(self.bound) * np.dtype(self.dtype).itemsize
 
     def add(self, image: np.ndarray) -> bool:
-        """Makes room for an image; whether all images are too large if they have its size."""
+        """Makes room for an image; returns whether all are too large if they have its size."""
         self.bound = tuple(map(max, self.bound or image.shape, image.shape))
         self.dtype = image.dtype
-        return self._needed > self._share * self.free
+        return self._needed > self._fraction * self.free
 
     def describe(self) -> str:
         count = len(self._devices)
@@ -164,12 +149,12 @@ class _Memory:
 
     def check(self) -> None:
         """Raises `DoesNotFit` on every process if the images of one do not fit."""
-        is_too_large = self._needed > self._share * self.free
+        is_too_large = self._needed > self._fraction * self.free
         if not hosts.highest(int(is_too_large)):
             return
         if not is_too_large:
             raise DoesNotFit("the training images do not fit on the devices of another host")
-        part = "" if self._share == 1 else f", of which they may take {self._share:.0%}"
+        part = "" if self._fraction == 1 else f", of which they may take {self._fraction:.0%}"
         raise DoesNotFit(
             f"{self.describe()}, with {shown_bytes(self.free)} free{part}: take smaller "
             "images (dmljax prepare --size), more devices, or --config.runtime.data=host"
@@ -177,51 +162,48 @@ class _Memory:
 
 
 def _free_bytes(devices: Sequence[jax.Device]) -> int:
-    """Of each device. CPUs share the memory of the host, which also holds images for a moment."""
+    """Returns the free memory of each device; CPUs share half of the host's."""
     free = [count for x in devices if (count := free_bytes(x.memory_stats())) is not None]
     return min(free) if len(free) == len(devices) else free_memory() // (2 * len(devices))
 
 
 def _block(images: list[np.ndarray | None], rows: range, memory: _Memory) -> np.ndarray:
-    """The images of a device in one array, with zeros beyond each; drops them from the list."""
+    """Stacks the images of a device, with zeros beyond each; drops them from the list."""
     block = np.zeros((len(rows), *memory.bound), memory.dtype)
-    for place, row in enumerate(rows):
+    for i, row in enumerate(rows):
         if row < len(images) and (image := images[row]) is not None:
-            block[place][tuple(slice(side) for side in image.shape)] = image
+            block[i][tuple(slice(side) for side in image.shape)] = image
             images[row] = None
     return block
 
 
 def _together(platform: str) -> int | None:
-    """How many images are transformed at a time; None is one."""
+    """Returns how many images are transformed at a time; None is one."""
     return None if platform == "cpu" else _TOGETHER
 
 
 def _images_fn(
-    program: plan.Program, mesh: Mesh, *, hosts: int, together: int | None
+    program: augment.Program, mesh: Mesh, *, hosts: int, together: int | None
 ) -> Callable[[dict[str, Any]], dict[str, jax.Array]]:
     """The mesh is that of the step: a program with kernels such as cuDNN's takes no other."""
     (axis,) = mesh.axis_names
-    split, everywhere = PartitionSpec(axis), PartitionSpec()
-    names = [f"array{i}" for i in range(sum(arrays for _, arrays in program.layouts))]
+    split = PartitionSpec(axis)
     groups = np.arange(mesh.size).reshape(hosts, -1).tolist()
 
     @functools.partial(
         jax.shard_map,
         mesh=mesh,
-        in_specs=(split, everywhere, split, split, [split] * len(names)),
+        in_specs=(split, split, split),
         out_specs=split,
         check_vma=False,  # jax.lax.map with a batch size fails with it
     )
-    def of_device(resident, tables, rows, scalars, arrays):
+    def of_device(resident, rows, numbers):
         images = _exchanged(resident, rows, axis=axis, groups=groups)
-        images = augment.apply(program, tables, images, scalars, arrays, together=together)
-        return _where(rows >= 0, images)
+        return _where(rows >= 0, augment.apply(program, images, numbers, together=together))
 
     def images_fn(batch):
-        arrays = [batch[name] for name in names]
-        places = (batch[name] for name in ("resident", "tables", "rows", "scalars"))
-        return {"images": of_device(*places, arrays), "labels": batch["labels"]}
+        images = of_device(batch["resident"], batch["rows"], batch["numbers"])
+        return {"images": images, "labels": batch["labels"]}
 
     return images_fn
 
@@ -229,7 +211,7 @@ def _images_fn(
 def _exchanged(
     resident: jax.Array, rows: jax.Array, *, axis: str, groups: list[list[int]]
 ) -> jax.Array:
-    """The images of these `rows` of a device, and zeros for rows that are none.
+    """Gathers the images of the `rows` of a device, with zeros for padding (-1).
 
     The devices of a host, a group, send them in up to as many pieces as there are devices. So a
     device holds about as many images at a time as it has rows, and not the images of all devices.
@@ -240,9 +222,9 @@ def _exchanged(
     of_host = jax.lax.all_gather(pieces, axis, axis=1, tiled=True, axis_index_groups=groups)
 
     def of_piece(rows):
-        places = rows - len(resident) * (jax.lax.axis_index(axis) % devices)
-        is_here = (places >= 0) & (places < len(resident))
-        images = _where(is_here, resident[jnp.where(is_here, places, 0)])
+        indices = rows - len(resident) * (jax.lax.axis_index(axis) % devices)
+        is_here = (indices >= 0) & (indices < len(resident))
+        images = _where(is_here, resident[jnp.where(is_here, indices, 0)])
         # One device of the host has each image; the others have zeros.
         return jax.lax.psum_scatter(images, axis, tiled=True, axis_index_groups=groups)
 
@@ -251,5 +233,5 @@ def _exchanged(
 
 
 def _where(is_image: jax.Array, images: jax.Array) -> jax.Array:
-    """The images, and zeros for rows that are none."""
+    """Replaces padding by zeros."""
     return jnp.where(is_image.reshape(-1, *[1] * (images.ndim - 1)), images, jnp.zeros_like(images))

@@ -75,8 +75,8 @@ def test_large_jpegs_are_decoded_at_a_fraction_by_both_pipelines(tmp_path):
     split = datasets.folder(root=small, split=1.0).train
     boxes = np.tile([10, 10, 300, 190], (len(split), 1))
     options = {"size": 24, "scaled_decode": True}
-    crop_fn = functools.partial(transforms.standard_train, area=(0.9, 1.0), **options)
-    eval_fn = functools.partial(transforms.standard_eval, shorter=28, **options)
+    crop_fn = transform.bind(transforms.standard_train, area=(0.9, 1.0), **options)
+    eval_fn = transform.bind(transforms.standard_eval, shorter=28, **options)
     rng = np.random.default_rng(0)
     for boxed in (False, True):
         images = dataclasses.replace(split, boxes=boxes) if boxed else split
@@ -162,25 +162,27 @@ def test_hosts_together_have_the_batch_of_one_host(photos, hosts, padded):
 def test_the_form_of_a_transform_for_batches_gives_the_same_images(monkeypatch):
     split = datasets.glyphs().train
     bound = transform.bind(transforms.distort, shift=1.0)
-    sizes = []
+    sizes, batch_fn = [], transforms.distort.batch
 
-    def counted(images, rngs):
+    def counted(self, images, rngs):
         sizes.append(len(images))
-        return bound.batch(images, rngs)
+        return batch_fn(self, images, rngs)
+
+    monkeypatch.setattr(transforms.distort, "batch", counted)
 
     def first(transform_fn, split=split, **options):
         options |= {"sample_fn": _P_BY_K, "transform_fn": transform_fn, "seed": 3, "start": 5}
         with pipeline.train(split, **options) as batches:
             return next(batches)
 
-    expected = first(bound.image)
-    batched = transform.Transform(bound.image, counted)
-    shares = [first(batched, host=host, hosts=2) for host in range(2)]
+    expected = first(lambda image, rng: bound(image, rng))
+    assert not sizes
+    shares = [first(bound, host=host, hosts=2) for host in range(2)]
     assert set(sizes) == {len(expected["labels"]) // 2}
     with monkeypatch.context() as m:  # the images of an array in memory are not read one by one
         m.setattr(reader.Reader, "__call__", None)
-        from_array = first(batched)
-    from_list = first(batched, split=dataclasses.replace(split, records=list(split.records)))
+        from_array = first(bound)
+    from_list = first(bound, split=dataclasses.replace(split, records=list(split.records)))
     for key, rows in expected.items():
         together = np.concatenate([share[key] for share in shares])
         for same in (from_array[key], from_list[key], together):

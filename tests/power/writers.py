@@ -159,10 +159,7 @@ class Features:
         from dmljax.train import features
         from dmljax.train.devices import Shardings
 
-        transform_fn = Transform(lambda image, rng: image, title="plain")
-        cache = Cache(
-            root / "features", {"net": "mean"}, evaluation=(transform_fn, {"name": "plain"})
-        )
+        cache = Cache(root / "features", {"net": "mean"}, evaluation=Transform())
         split = cache.split(self.splits[i])
         shards = Shardings(jax.devices()[:1])
         # A test process also calls this, and goes on with other tests.

@@ -22,7 +22,7 @@ from dmljax.data.digest import digest
 from dmljax.data.features import Cache, transforms_of
 from dmljax.data.image_folders import folder as folder_set
 from dmljax.data.splits import Split, Splits, images_of, subset
-from dmljax.data.transforms.transform import Transform
+from dmljax.data.transforms.transform import Transform, bind
 from dmljax.files import parts
 from dmljax.files import result as results
 from dmljax.main import main
@@ -60,7 +60,7 @@ def _small_cache(folder, images, about="net", **options):
     return Cache(
         folder,
         {"net": about},
-        evaluation=(Transform(_plain), {"name": "plain"}),
+        evaluation=bind(_plain),
         output="pooled",
         **options,
     )
@@ -183,8 +183,8 @@ def test_training_draws_among_the_views_and_evaluation_takes_the_plain_image(tmp
     cache = Cache(
         tmp_path / "cache",
         {"net": "means"},
-        evaluation=(Transform(_plain), {"name": "plain"}),
-        training=(Transform(_rolled), {"name": "rolled"}),
+        evaluation=bind(_plain),
+        training=bind(_rolled),
         views=3,
     )
     split = subset(cache.split(images, is_training=True), np.arange(10, 40))
@@ -201,7 +201,7 @@ def test_training_draws_among_the_views_and_evaluation_takes_the_plain_image(tmp
         shifts = [np.roll(pixels[i], shift) for shift in range(1, 12)]
         assert all(any(np.array_equal(view, x) for x in shifts) for view in record[1:])
         assert record.shape == (4, 12)
-    train_fn, eval_fn = transforms_of("views", "images")
+    train_fn, eval_fn = transforms_of(bind(_rolled), bind(_plain), views=2)
     record, rng = split.records[0], np.random.default_rng(0)
     views = {train_fn(record, rng).tobytes() for _ in range(50)}
     assert views == {view.tobytes() for view in record[1:]}
@@ -365,7 +365,7 @@ def test_images_that_cannot_be_read_stay_unreadable(tmp_path, capfd, caplog):
     assert np.isfinite(split.records[8]).all()
     caplog.clear()
     pipeline._warn_once.cache_clear()
-    transform_fn = transforms_of("", "")[1]
+    transform_fn = transforms_of(Transform(), Transform(), views=0)[1]
     with pipeline.evaluation(
         split, transform_fn=transform_fn, batch_size=9, unreadable="skip"
     ) as batches:

@@ -1,7 +1,5 @@
 """Training images on the devices: the batches and the runs are those of the host form."""
 
-import functools
-import inspect
 import shutil
 
 import jax
@@ -12,81 +10,11 @@ from system import blobs, photos, tiny
 from train.pixels import distance, refusal
 
 from dmljax.config.build import build
-from dmljax.data import transforms
 from dmljax.data.splits import Split, Splits
-from dmljax.data.transforms import plan
+from dmljax.data.transforms.transform import Transform
 from dmljax.runs import training
 from dmljax.train import augment, devices, hosts, journal, loop, resident
 from dmljax.train.devices import prefetch
-
-# The largest difference of a gray level to the host form, by the rounding of an affine map. All
-# other transforms have equal pixels.
-LARGEST = dict.fromkeys(("distort", "glyphs_train", "nearest"), 1)
-
-
-def mine(image, rng):
-    """A transform of a user, made of others and of a cut. What it resizes was a resized box."""
-    top = int(rng.integers(6))
-    image = transforms.random_resized_crop(image, rng, size=28)
-    return transforms.random_flip(transforms.resize(image, rng, size=30)[top : top + 24, 3:27], rng)
-
-
-VARIANTS = {
-    "mine": (mine, {}),
-    "colors": (transforms.standard_train, {"color": 0.4}),
-    "hue": (transforms.color_jitter, {"hue": 0.5}),
-    "bicubic": (transforms.standard_train, {"filter": "bicubic"}),
-    "fast": (transforms.standard_train, {"antialias": False}),
-    "nearest": (transforms.distort, {"outside": "nearest", "noise": 0}),
-}
-SIZES = [(40, 52, 3), (48, 40, 3), (40, 40, 3)]
-
-
-def _photo(shape, seed):
-    """Smooth colors with little noise."""
-    rng = np.random.default_rng(seed)
-    corners = rng.integers(0, 256, (4, 5, shape[2]), np.uint8)
-    image = transforms.resize(corners, rng, size=max(shape[:2]), filter="bicubic")
-    noisy = image[: shape[0], : shape[1]] + rng.normal(size=shape) * 6
-    return np.clip(noisy, 0, 255).astype(np.uint8)
-
-
-def _both_forms(name, **options):
-    """Images before, after the host form, and after the form of devices."""
-    function, variant = VARIANTS.get(name, (getattr(transforms, name, None), {}))
-    small = {"size": 24} if "size" in inspect.signature(function).parameters else {}
-    transform_fn = functools.partial(function, **small | variant)
-    outputs = {transform_fn(_photo(shape, 0), np.random.default_rng(0)).shape for shape in SIZES}
-    sizes = SIZES if len(outputs) == 1 else SIZES[2:]
-    images = [_photo(sizes[i % len(sizes)], i) for i in range(24)]
-    program = plan.program(transform_fn, sizes, title=name)
-    draws = [program.draw(x.shape, np.random.default_rng(i)) for i, x in enumerate(images)]
-    canvas = np.zeros((len(images), *program.bounds[0]), np.uint8)
-    for row, image in zip(canvas, images, strict=True):
-        row[: image.shape[0], : image.shape[1]] = image
-    actual = jax.jit(functools.partial(augment.apply, program, **options))(
-        augment.tables(program),
-        canvas,
-        np.stack([x.scalars for x in draws]),
-        [np.stack(arrays) for arrays in zip(*[x.arrays for x in draws], strict=True)],
-    )
-    expected = [transform_fn(x, np.random.default_rng(i)) for i, x in enumerate(images)]
-    return canvas, np.stack(expected), np.asarray(actual, int)
-
-
-@pytest.mark.parametrize("name", [*transforms.__all__, *VARIANTS])
-def test_pixels_are_those_of_the_host_form(name):
-    canvas, expected, actual = _both_forms(name)
-    difference = np.abs(actual - expected)
-    assert difference.max() <= LARGEST.get(name, 0) and difference.mean() < 0.001
-    if "eval" not in name and name not in ("unchanged", "center_crop", "pad"):
-        assert (expected[:, :24, :24] != canvas[:, :24, :24]).any()
-
-
-@pytest.mark.parametrize("name", ["colors", "graph_train", "abe_train"])
-def test_accelerators_transform_several_images_at_a_time(name):
-    _, expected, actual = _both_forms(name, together=7)
-    np.testing.assert_array_equal(actual, expected)
 
 
 def _batches(run, count, start=0, say=lambda line: None):
@@ -138,10 +66,10 @@ def test_hosts_exchange_images_among_their_own_devices():
     """Two hosts of four devices. A host has all of ten images, three or fewer on a device."""
     images = np.random.default_rng(0).integers(1, 256, (10, 4, 4, 3), np.uint8)
     rows = np.random.default_rng(1).integers(-1, 10, 24)
-    program = plan.program(transforms.unchanged, [(4, 4, 3)] * 10, title="unchanged")
+    program = augment.program(Transform(), [(4, 4, 3)] * 10)
     mesh = devices.Shardings().mesh
     batch = {"resident": np.concatenate([images, np.zeros_like(images[:2])] * 2), "rows": rows}
-    batch |= {"tables": [], "scalars": np.zeros((24, 0), np.float32), "labels": rows}
+    batch |= {"numbers": np.zeros((24, 1), np.float32), "labels": rows}
     images_fn = jax.jit(resident._images_fn(program, mesh, hosts=2, together=None))
     expected = np.where(rows[:, None, None, None] < 0, 0, images[rows])
     np.testing.assert_array_equal(images_fn(batch)["images"], expected)
@@ -357,7 +285,7 @@ def test_images_that_do_not_fit_are_refused_with_what_they_need(tmp_path, monkey
     with pytest.raises(resident.DoesNotFit, match=r"take 9,.* GB on each of 2 devices, with"):
         resident.choose(run, say=said.append)
     pixels = build(config | {"transform": "train.test_resident:rolled"})
-    with pytest.raises(plan.NoDeviceForm, match="transform rolled"):  # before they are read
+    with pytest.raises(augment.NoDeviceForm, match="transform rolled"):  # before they are read
         resident.load(pixels)
     run = run._replace(options=build(config | {"runtime": {"data": "auto"}}).options)
     assert resident.choose(run, say=said.append) is None

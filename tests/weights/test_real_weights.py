@@ -64,7 +64,8 @@ def test_real_mobilenet_retrieves_unseen_characters():
     embed, outputs = _embedder("pooled"), []
     for start in range(0, len(images), 40):
         # Dark ink on white, as in photographs; white on black, it is 0.59.
-        ink = [transforms.resize(255 - i[:, :, None], None, size=224) for i in images[start:][:40]]
+        resize = transforms.resize_shorter_side(size=224)
+        ink = [resize(255 - i[:, :, None], None) for i in images[start:][:40]]
         outputs.append(embed(preprocessing.imagenet(np.stack(ink).repeat(3, axis=3))))
     x = np.concatenate(outputs)
     x = x / np.linalg.norm(x, axis=1, keepdims=True)

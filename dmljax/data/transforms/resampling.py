@@ -1,14 +1,9 @@
-"""Resizing with Pillow's antialiased filters or OpenCV's plain one."""
-
-import functools
-import math
-from typing import Any, NamedTuple
+"""Resizes images, and maps them by affine maps: the pixels of an image at other positions."""
 
 import numpy as np
 from PIL import Image
 
 from dmljax.data.decode import to_pil
-from dmljax.data.transforms.plan import operation
 
 # The extra `fast` installs OpenCV, which is quicker and gives the same pixels. Its import changes
 # the environment, so it must not happen later, while JAX computes.
@@ -19,23 +14,29 @@ except ImportError:
 
 # Pillow's filters are antialiased. Its bicubic one has the coefficient a = -0.5.
 FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+OUTSIDE = ("median", "nearest")
 
 
-@operation(lambda shape, height, width, **_: (height, width, *shape[2:]))
 def scale(
     image: np.ndarray, height: int, width: int, *, antialias: bool = True, filter: str = "bilinear"
 ) -> np.ndarray:
-    """The image in another size. `antialias=False` is for the bilinear filter alone."""
-    if filter not in FILTERS:
-        raise ValueError(f"filter must be {' or '.join(map(repr, FILTERS))}, not {filter!r}")
-    if not antialias and filter != "bilinear":
-        raise ValueError(f"the filter {filter!r} is always antialiased: set antialias=True")
+    """Resizes an image. `antialias=False` requires the bilinear filter."""
     if image.shape[:2] == (height, width):
         return image
     if not antialias:
         return _bilinear(image, height, width)
     pixels = np.asarray(to_pil(image).resize((width, height), FILTERS[filter]))
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
+
+
+def mirror(image: np.ndarray) -> np.ndarray:
+    """Flips an image left to right."""
+    if cv2 is not None:
+        return cv2.flip(image, 1).reshape(image.shape)
+    flipped = np.empty_like(image)
+    for c in range(image.shape[2]):  # one channel at a time is ten times as fast as all together
+        flipped[:, :, c] = image[:, ::-1, c]
+    return flipped
 
 
 def _bilinear(image: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -62,7 +63,10 @@ def _bilinear(image: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def _nearest_two(n: int, m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each of `m` outputs, the nearest two of `n` inputs and 256 times the second's weight."""
+    """Returns, for each of `m` outputs, the nearest two of `n` inputs and the second's weight.
+
+    The weight is a multiple of 1/256, returned as an integer.
+    """
     ratio = 1 / (m / n)  # OpenCV rounds twice as well
     centers = np.clip((np.arange(m) + 0.5) * ratio - 0.5, 0, n - 1)
     first = np.floor(centers).astype(np.intp)
@@ -70,73 +74,64 @@ def _nearest_two(n: int, m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return first, second, np.rint((centers - first) * 256).astype(np.uint16)
 
 
-class Taps(NamedTuple):
-    """From which pixels of an axis, and with which weights, each pixel of the result is made.
+def affine(images: np.ndarray, maps: np.ndarray, outside: str) -> np.ndarray:
+    """Applies affine maps `(a, b, c, d, e, f)`, `[n 6]`, to the images, with bilinear weights.
 
-    Output pixel i is the sum of `weights[i, k]` times input pixel `starts[i] + k`, over
-    `2 ** bits`. Weights are whole numbers, so that every device computes the same sums.
+    The pixel centered at (x, y) gets the color at (a x + b y + c, d x + e y + f). Outside of the
+    image, colors are the median of its border (`outside='median'`) or of the nearest pixel.
     """
-
-    starts: np.ndarray  # int32 [target]
-    weights: np.ndarray  # int32 [target taps]
-    bits: int
-
-
-def taps(length: int, target: int, *, antialias: bool = True, filter: str = "bilinear") -> Taps:
-    """The weights by which `scale` makes `target` pixels of `length` pixels on an axis.
-
-    Pillow's weights are rounded to 1 / 2 ** 22, those without antialiasing to 1 / 256.
-    """
-    if not antialias:
-        first, _, second_weight = _nearest_two(length, target)
-        weights = np.stack([256 - second_weight.astype(np.int32), second_weight], axis=1)
-        return Taps(first.astype(np.int32), weights.astype(np.int32), 8)
-    radius, kernel_fn = _KERNELS[filter]
-    stretch = max(length / target, 1.0)
-    centers = (np.arange(target) + 0.5) * (length / target)
-    starts = np.maximum((centers - radius * stretch + 0.5).astype(np.int64), 0)
-    stops = np.minimum((centers + radius * stretch + 0.5).astype(np.int64), length)
-    positions = starts[:, None] + np.arange(math.ceil(radius * stretch) * 2 + 1)
-    weights = kernel_fn(np.abs(positions - centers[:, None] + 0.5) * (1 / stretch))
-    weights[positions >= stops[:, None]] = 0
-    weights /= weights.sum(axis=1, keepdims=True)
-    integers = np.trunc(weights * 2**_BITS + np.copysign(0.5, weights)).astype(np.int32)
-    count = np.flatnonzero(integers.any(axis=0))[-1] + 1  # the last columns may be zeros
-    return Taps(starts.astype(np.int32), integers[:, :count], _BITS)
-
-
-def columns_first(height: Any, width: Any, new_height: Any, new_width: Any) -> Any:
-    """Whether Pillow changes the height of an image before its width; it rounds in between.
-
-    Older versions never do. The arguments are numbers or arrays.
-    """
-    return (
-        _may_begin_with_columns()
-        & (new_height < height)
-        & (2 * (width - new_width) < height - new_height)
-    )
+    n, h, w, channels = images.shape
+    # One channel at a time. The margin of one pixel before and two behind gives every position
+    # that `_locate` returns two pixels on each axis.
+    padded = np.zeros((channels, n, h + 3, w + 3), np.float32)
+    if outside == "median":
+        sides = [images[:, 0], images[:, -1], images[:, :, 0], images[:, :, -1]]
+        middle = h + w  # the sides have 2 (h + w) pixels
+        border = np.partition(np.concatenate(sides, axis=1), middle, axis=1)[:, middle]
+        padded[:] = border.T[:, :, None, None]
+    padded[:, :, 1 : h + 1, 1 : w + 1] = np.moveaxis(images, 3, 0)
+    margin = int(outside == "median")  # how far beyond the last pixel a position may be
+    centers = [np.arange(side, dtype=np.float32) + 0.5 for side in (w, h)]
+    maps = maps.astype(np.float32)
+    out = np.empty_like(images)
+    chunk = max(1, (1 << 15) // (h * w))  # the number of images whose arrays fit into the CPU cache
+    for start in range(0, n, chunk):
+        rows = slice(start, start + chunk)
+        column, right = _locate(maps[rows, :3], centers, w, margin)
+        row, down = _locate(maps[rows, 3:], centers, h, margin)
+        row *= w + 3
+        row += column
+        row += (np.arange(len(row), dtype=np.int32) * ((h + 3) * (w + 3)))[:, None, None]
+        corner = row.astype(np.intp)
+        for channel in range(channels):
+            source = padded[channel, rows].reshape(-1)
+            upper = _interpolate(source, corner, right)
+            lower = _interpolate(source[w + 3 :], corner, right)
+            lower -= upper
+            lower *= down
+            upper += lower
+            out[rows, :, :, channel] = np.rint(upper, out=upper)
+    return out
 
 
-@functools.cache
-def _may_begin_with_columns() -> bool:
-    """Whether the installed Pillow gives other pixels than the width, then the height."""
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 30), np.uint8))
-    width_first = image.resize((20, 60), FILTERS["bicubic"]).resize((20, 20), FILTERS["bicubic"])
-    return image.resize((20, 20), FILTERS["bicubic"]).tobytes() != width_first.tobytes()
+def _locate(
+    maps: np.ndarray, centers: list[np.ndarray], side: int, margin: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the index before the position a x + b y + c in the padded image, and the distance."""
+    xs, ys = centers
+    a, b, c = maps.T[:, :, None]
+    along_y = b * ys + (c + 0.5)  # index = position - 0.5 + margin of 1
+    position = (a * xs)[:, None] + along_y[:, :, None]
+    np.clip(position, 1 - margin, side + margin, out=position)
+    index = np.floor(position)  # stays float32: subtracting integers would compute in float64
+    position -= index
+    return index.astype(np.int32), position
 
 
-_BITS = 22
-
-
-def _triangle(x: np.ndarray) -> np.ndarray:
-    return np.maximum(1 - x, 0.0)
-
-
-def _cubic(x: np.ndarray) -> np.ndarray:
-    near = (1.5 * x - 2.5) * x * x + 1
-    far = ((x - 5) * x + 8) * x * -0.5 + 2
-    return np.where(x < 1, near, np.where(x < 2, far, 0.0))
-
-
-# The radius and the values of each filter of `FILTERS`.
-_KERNELS = {"bilinear": (1.0, _triangle), "bicubic": (2.0, _cubic)}
+def _interpolate(source: np.ndarray, index: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Interpolates between `source[index]` and the value after it."""
+    first, second = source.take(index), source[1:].take(index)
+    second -= first
+    second *= weight
+    first += second
+    return first

@@ -1,85 +1,136 @@
-"""A transform with its options bound, and its form for whole batches if it has one."""
+"""A transform: a list of operations, with a title for the reader."""
 
+import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dmljax.data.transforms.distortion import distort, distort_batch
-from dmljax.data.transforms.recipes import (
-    SHORTER_SIDES,
-    glyphs_train,
-    glyphs_train_batch,
-    graph_eval,
-    shorter_of,
-    standard_eval,
-)
+from dmljax.data.transforms.operations import OPERATIONS, Operation, Rng, Shape, resize_shorter_side
 
-# For small images, most of the time of a transform is the overhead of its numpy calls. These
-# transforms can share the calls of a batch; the pixels are the same.
-_BATCH_FORMS = {distort: distort_batch, glyphs_train: glyphs_train_batch}
+PixelFn = Callable[..., np.ndarray]  # (image, rng, **options) -> image
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnFunction:
+    """An operation that a user wrote: a function `(image, rng, **options) -> image`.
+
+    Only the host can compute it, and a bundle, which holds no code, refuses it.
+    """
+
+    function: PixelFn
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    least_side = None
+
+    def __call__(self, image: np.ndarray, rng: Rng) -> np.ndarray:
+        return self.function(image, rng, **self.options)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the import path of the function with all its options."""
+        parameters = inspect.signature(self.function).parameters.values()
+        defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        function = _without_partial(self.function)
+        name = f"{function.__module__}:{function.__qualname__}"
+        return {"name": name, **defaults, **self.options}
 
 
 class Transform(NamedTuple):
-    """Pure functions that transform images. A transform can be called like its `image`.
+    """A list of operations, called in order by `transform(image, rng)`.
 
-    `image(image, rng)` transforms one image. `batch(images, rngs)`, if the transform has it,
-    transforms images of one size, `[b h w c]`, each with its own generator. `title` is for the
-    reader. `least_side` is for `decode.decode`, which may decode a large JPEG at a fraction of its
-    size; None asks for all pixels.
+    `title` is for the reader. `least_side` is for `decode.decode`, which may decode a large JPEG at
+    a fraction of its size; None asks for all pixels.
     """
 
-    image: Callable[[np.ndarray, np.random.Generator], np.ndarray]
-    batch: Callable[[np.ndarray, Iterable[np.random.Generator]], np.ndarray] | None = None
+    operations: tuple[Operation | OwnFunction, ...] = ()
     title: str = ""
     least_side: int | None = None
 
-    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        return self.image(image, rng)
+    def __call__(self, image: np.ndarray, rng: Rng) -> np.ndarray:
+        for operation in self.operations:
+            image = operation(image, rng)
+        return image
+
+    @property
+    def batch(self) -> Callable[[np.ndarray, Iterable[Rng]], np.ndarray] | None:
+        """A function of images `[b h w c]` and generators, which is quicker, if there is one."""
+        return getattr(self.operations[0], "batch", None) if len(self.operations) == 1 else None
+
+    def shapes(self, shape: Shape) -> list[Shape]:
+        """Returns the shape of an image before the first operation and after each of them."""
+        shapes = [shape]
+        for operation in self.operations:
+            assert isinstance(operation, Operation)
+            shapes.append(operation.shape(shapes[-1]))
+        return shapes
+
+    def draws(self, shape: Shape, rng: Rng) -> list[tuple[Any, ...]]:
+        """Draws the numbers of every operation for an image of this shape, for `train.augment`.
+
+        An operation's numbers follow the height and the width of the image that it gets. The last
+        tuple holds a seed of noise, in place of the noise that `apply` draws.
+        """
+        numbers = []
+        for operation, before in zip(self.operations, self.shapes(shape), strict=False):
+            assert isinstance(operation, Operation)
+            numbers.append((*before[:2], *operation.draw(before, rng)))
+        return [*numbers, (int(rng.integers(1 << 24)),)]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Returns the operations by name, for bundles and for the keys of caches."""
+        return [operation.to_json() for operation in self.operations]
 
 
-def bind(transform_fn: Transform | Callable[..., np.ndarray], **options) -> Transform:
-    """`transform_fn`, from `transforms` or any other module, with `options` bound.
+def bind(transform_fn: Transform | Callable[..., Any], **options: Any) -> Transform:
+    """Builds a transform from a recipe, an operation, or a function of pixels.
 
-    >>> transform = bind(distort, rotation=5.0)
-    >>> transform(np.zeros((8, 8, 1), np.uint8), np.random.default_rng(0)).shape
-    (8, 8, 1)
+    A recipe is a function of keywords that returns operations, such as those of
+    `dmljax.data.transforms`; functions of pixels may be among them. A function whose first
+    parameters are an image and a generator is a function of pixels. `options` are its keywords.
+
+    >>> from dmljax.data import transforms
+    >>> transform = bind(transforms.standard_eval, size=64)
+    >>> transform(np.zeros((90, 80, 3), np.uint8), np.random.default_rng(0)).shape
+    (64, 64, 3)
+    >>> transform.title
+    'standard_eval(size=64, shorter=72)'
     """
     if isinstance(transform_fn, Transform):
         return transform_fn
-    batch = _BATCH_FORMS.get(transform_fn)
-    return Transform(
-        functools.partial(transform_fn, **options) if options else transform_fn,
-        functools.partial(batch, **options) if batch else None,
-        _title(transform_fn, options),
-        _least_side(transform_fn, options),
-    )
+    parameters = inspect.signature(transform_fn).parameters
+    if any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters.values()):
+        operations: Sequence[Any] = [OwnFunction(transform_fn, options)]
+    else:
+        result = transform_fn(**options)
+        items = [result] if isinstance(result, Operation) else result
+        operations = [x if isinstance(x, Operation) else OwnFunction(x) for x in items]
+    least_side = operations[0].least_side if operations else None
+    return Transform(tuple(operations), _title(transform_fn, options, operations), least_side)
 
 
-def _title(transform_fn: Callable[..., np.ndarray], options: dict[str, Any]) -> str:
-    """The transform with its sizes and options, such as `standard_eval(size=64, shorter=72)`."""
+def of_json(data: Iterable[dict[str, Any]]) -> list[Operation]:
+    """Builds operations from `Transform.to_json`."""
+    items = [dict(item) for item in data]
+    return [OPERATIONS[item.pop("name")](**item) for item in items]
+
+
+def _title(
+    transform_fn: Callable[..., Any], options: dict[str, Any], operations: Sequence[Any]
+) -> str:
+    """Returns the name with sizes and options, such as `standard_eval(size=64, shorter=72)`."""
     parameters = inspect.signature(transform_fn).parameters
     sizes = {name: parameters[name].default for name in ("size", "shorter") if name in parameters}
     values = sizes | options
-    if transform_fn in (standard_eval, graph_eval) and values["shorter"] is None:
-        values["shorter"] = shorter_of(values["size"])
-    shown = ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
-    name = getattr(transform_fn, "func", transform_fn).__name__  # of a functools.partial, its own
-    return f"{name}({shown})" if shown else name
+    first = next(iter(operations), None)
+    if "shorter" in values and isinstance(first, resize_shorter_side):
+        values["shorter"] = first.size
+    text = ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
+    name = _without_partial(transform_fn).__name__
+    return f"{name}({text})" if text else name
 
 
-def _least_side(transform_fn: Callable[..., np.ndarray], options: dict[str, Any]) -> int | None:
-    """Twice the shorter side that the transform makes, so that its filter has pixels to average."""
-    parameters = inspect.signature(transform_fn).parameters.values()
-    values = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY} | options
-    rule_fn = SHORTER_SIDES.get(getattr(transform_fn, "func", transform_fn))
-    if rule_fn is None or not values["scaled_decode"]:
-        return None
-    if not values.get("antialias", True):
-        raise ValueError(
-            "scaled_decode changes the pixels of a filter without antialiasing: leave out one of "
-            "scaled_decode=True and antialias=False"
-        )
-    return 2 * rule_fn(**values)
+def _without_partial(function: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
