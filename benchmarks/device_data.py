@@ -25,7 +25,7 @@ from PIL import Image
 from dmljax import main as dmljax_main
 from dmljax.config.build import build
 from dmljax.data import datasets, prepare, transforms
-from dmljax.data.transforms import plan
+from dmljax.data.transforms.transform import bind
 from dmljax.train import augment, initial_state, loop, resident
 from dmljax.train.devices import prefetch
 
@@ -147,34 +147,28 @@ def speeds(args):
 def differences(args):
     rng = np.random.default_rng(0)
     sizes = [(256, 256, 3), (256, 341, 3), (341, 256, 3)]
-    cases = {name: (getattr(transforms, name), {}) for name in transforms.__all__}
-    cases["standard_train, color=0.4"] = (transforms.standard_train, {"color": 0.4})
-    for name in ("standard_train", "random_resized_crop", "squash"):
-        cases[f"{name}, filter='bicubic'"] = (
-            cases[name][0],
-            {"filter": "bicubic"} | ({"antialias": True} if name == "squash" else {}),
-        )
-    cases["standard_train, antialias=False"] = (transforms.standard_train, {"antialias": False})
+    cases = {name: bind(getattr(transforms, name)) for name in transforms.__all__}
+    variants = ({"color": 0.4}, {"filter": "bicubic"}, {"antialias": False}, {"shorter": 240})
+    for options in variants:
+        transform = bind(transforms.standard_train, **options)
+        cases[transform.title] = transform
     print("| transform | largest | mean | pixels that differ |\n|---|---|---|---|")
     images = [photograph(rng, *sizes[i % 3][:2]) for i in range(args.images)]
-    for name, (function, options) in cases.items():
-        transform_fn = functools.partial(function, **options)
-        shapes = {transform_fn(x, np.random.default_rng(0)).shape for x in images[:3]}
-        photos = images if len(shapes) == 1 else images[::3]
-        program = plan.program(transform_fn, [x.shape for x in photos], title=name)
+    for name, transform in cases.items():
+        shapes = {transform.shapes(shape)[-1] for shape in sizes}
+        photos = images if len(shapes) == 1 and "distort" not in name else images[::3]
+        program = augment.program(transform, [x.shape for x in photos])
         apply_fn = jax.jit(functools.partial(augment.apply, program))
-        tables, differences = augment.tables(program), []
+        differences = []
         for i in range(0, len(photos), 32):
             part = photos[i : i + 32]
             canvas = np.zeros((len(part), *program.bounds[0]), np.uint8)
             for row, image in zip(canvas, part, strict=True):
                 row[: image.shape[0], : image.shape[1]] = image
-            draws = [
-                program.draw(x.shape, np.random.default_rng(i + j)) for j, x in enumerate(part)
-            ]
-            arrays = [np.stack(x) for x in zip(*[x.arrays for x in draws], strict=True)]
-            actual = apply_fn(tables, canvas, np.stack([x.scalars for x in draws]), arrays)
-            expected = [transform_fn(x, np.random.default_rng(i + j)) for j, x in enumerate(part)]
+            rngs = [np.random.default_rng(i + j) for j in range(len(part))]
+            draws = [transform.draws(x.shape, r) for x, r in zip(part, rngs, strict=True)]
+            actual = apply_fn(canvas, np.array([sum(x, ()) for x in draws], np.float32))
+            expected = [transform(x, np.random.default_rng(i + j)) for j, x in enumerate(part)]
             differences.append(np.abs(np.asarray(actual, int) - np.stack(expected)))
         differences = np.concatenate(differences)
         print(

@@ -26,8 +26,8 @@ from dmljax.data import (
 from dmljax.data.transforms import transform
 
 _P_BY_K = functools.partial(sampling.class_balanced, classes=4, per_class=2)
-_SMALL = functools.partial(transforms.standard_train, size=24)
-_SMALL_EVAL = functools.partial(transforms.standard_eval, size=24, shorter=28)
+_SMALL = transform.bind(transforms.standard_train, size=24)
+_SMALL_EVAL = transform.bind(transforms.standard_eval, size=24, shorter=28)
 
 
 @pytest.fixture(scope="module")

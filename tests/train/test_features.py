@@ -52,15 +52,11 @@ def _rolled(image, rng):
 # Arrays: features are the mean and the maximum of the pixels of an image.
 
 
-def _plain(image, rng):
-    return image
-
-
 def _small_cache(folder, images, about="net", **options):
     return Cache(
         folder,
         {"net": about},
-        evaluation=bind(_plain),
+        evaluation=Transform(),
         output="pooled",
         **options,
     )
@@ -183,7 +179,7 @@ def test_training_draws_among_the_views_and_evaluation_takes_the_plain_image(tmp
     cache = Cache(
         tmp_path / "cache",
         {"net": "means"},
-        evaluation=bind(_plain),
+        evaluation=Transform(),
         training=bind(_rolled),
         views=3,
     )
@@ -201,7 +197,7 @@ def test_training_draws_among_the_views_and_evaluation_takes_the_plain_image(tmp
         shifts = [np.roll(pixels[i], shift) for shift in range(1, 12)]
         assert all(any(np.array_equal(view, x) for x in shifts) for view in record[1:])
         assert record.shape == (4, 12)
-    train_fn, eval_fn = transforms_of(bind(_rolled), bind(_plain), views=2)
+    train_fn, eval_fn = transforms_of(bind(_rolled), Transform(), views=2)
     record, rng = split.records[0], np.random.default_rng(0)
     views = {train_fn(record, rng).tobytes() for _ in range(50)}
     assert views == {view.tobytes() for view in record[1:]}
