@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, TiffImagePlugin
 
 from dmljax.bundle import BadImage, images, preprocessing
-from dmljax.data import decode
+from dmljax.data import decode, transforms
 
 PREPROCESS = preprocessing.from_transform(
     {"name": "standard_eval", "size": 8, "shorter": 10}, (8, 8, 3)
@@ -108,9 +108,7 @@ def test_pages_are_not_counted(monkeypatch):
 def test_a_thin_image_does_not_fill_the_memory():
     """Its shorter side of one pixel would be resized to ten, its longer side to 200,000."""
     thin = _encoded(Image.new("RGB", (20_000, 1)))
-    wide = PREPROCESS._replace(
-        operations=({"name": "resize_shorter_side", "size": 256, "antialias": True},)
-    )
+    wide = PREPROCESS._replace(operations=(transforms.resize_shorter_side(size=256),))
     with pytest.raises(BadImage, match="too long for its width") as raised:
         images.prepare(thin, wide)
     assert raised.value.kind == "too_large"
