@@ -211,9 +211,10 @@ def _input_note(options: Options) -> str:
         return ""
     actual, expected = _compared(transform), _compared(published.transform)
     size = actual.shapes((256, 256))[-1][0]
-    if abs(size - published.transform["size"]) <= _SIZE_TOLERANCE:
-        if _compared({**published.transform, "size": size}).operations == actual.operations:
-            return ""
+    of_size = _compared({**published.transform, "size": size})
+    has_size = abs(size - published.transform["size"]) <= _SIZE_TOLERANCE
+    if has_size and of_size.operations == actual.operations:
+        return ""
     spec = {k: v for k, v in published.transform.items() if k != "scaled_decode"}
     return (
         f"{os.path.basename(weights)} was trained for {expected.title}, and this run evaluates "
