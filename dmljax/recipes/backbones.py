@@ -1,10 +1,49 @@
-"""A published backbone in place of the net of a recipe."""
+"""Published backbones with their preprocessing, as fields of a config."""
 
+import inspect
 from typing import Any
 
-from dmljax.recipes.photos import _backbone, _of_photos
+from dmljax import at_hand
+from dmljax.hints import check_known
 
 _RATE = 1e-5  # of all pretrained layers of a transformer
+
+
+def published_backbone(name: str | None) -> dict[str, Any] | None:
+    """Returns the net, its weights and its preprocessing as fields of a config, or None."""
+    from dmljax import nets, weights  # they import jax, which other recipes do not need
+    from dmljax.data.transforms.recipes import shorter_of
+
+    paths = at_hand.weights_at_hand()
+    if name is None and not paths:
+        return None
+    name = next(iter(paths)) if name is None else name
+    check_known("net: there is no", [name], weights.PUBLISHED)
+    if name not in paths:
+        raise ValueError(f"the weights of {name} are not here: {weights.get_command(name)}")
+    published = weights.PUBLISHED[name]
+    eval_transform = published.preprocessing.transform
+    # `--config.size` keeps the share that the default cuts, which an explicit `shorter` would not.
+    if eval_transform.get("shorter") == shorter_of(eval_transform["size"]):
+        del eval_transform["shorter"]
+    has_batch_norm = "frozen" in inspect.signature(getattr(nets, published.net)).parameters
+    return {
+        "net": {"name": published.net, "weights": str(paths[name])}
+        | ({"frozen": True} if has_batch_norm else {}),
+        "eval_transform": eval_transform,
+    }
+
+
+def photo_fields(backbone: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of folders of photos; a training crop takes 40 % of the area or more."""
+    names = ("size", "filter", "scaled_decode")
+    options = {k: v for k, v in backbone["eval_transform"].items() if k in names}
+    return {
+        "dataset": {"name": "folder", "root": "photos", "split": None},
+        **backbone,
+        "transform": {"name": "standard_train", "area": [0.4, 1.0], **options},
+        "unreadable": "skip",
+    }
 
 
 def with_net(config: dict[str, Any], name: str) -> dict[str, Any]:
@@ -12,7 +51,7 @@ def with_net(config: dict[str, Any], name: str) -> dict[str, Any]:
 
     Everything learns by Adam at 1e-5, with gradients cut to the norm 1; groups and decay stay.
     """
-    backbone = _backbone(name)
+    backbone = published_backbone(name)
     assert backbone is not None  # only without a name
     config = {k: v for k, v in config.items() if k != "normalize"}  # the weights say what they need
     optimizer = {
@@ -20,7 +59,7 @@ def with_net(config: dict[str, Any], name: str) -> dict[str, Any]:
     }
     return {
         **config,
-        "transform": _of_photos(backbone)["transform"],
+        "transform": photo_fields(backbone)["transform"],
         "eval_transform": backbone["eval_transform"],
         "net": backbone["net"],
         "optimizer": {"name": "adam", "rate": _RATE, "clip": 1.0, **optimizer},

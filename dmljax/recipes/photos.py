@@ -6,6 +6,7 @@ from typing import Any
 from dmljax import at_hand
 from dmljax.hints import check_known
 from dmljax.recipes.arguments import check_choice
+from dmljax.recipes.backbones import photo_fields, published_backbone
 
 # With a thousand classes, proxies learn only if a batch has many classes, and if they turn neither
 # too slowly nor too quickly: docs/choosing.md has the measurements. A step of Adam turns a proxy by
@@ -68,7 +69,7 @@ def folder(
     * `loss`: supcon; multi_similarity for a net from scratch; proxy_anchor for "vptsp", which needs
       a loss against proxies.
     """
-    backbone = _backbone(net)
+    backbone = published_backbone(net)
     if train is not None:
         check_choice("train", train, ("head", "ladder", *_TRAINED, "vptsp"))
     if backbone is None:
@@ -109,31 +110,6 @@ def inshop(*, train: str | None = None, net: str | None = None, loss: str | None
     return _on("inshop", train, net, loss)
 
 
-def _backbone(name: str | None) -> dict[str, Any] | None:
-    """Returns the net, its weights and its preprocessing as fields of a config, or None."""
-    from dmljax import nets, weights  # they import jax, which other recipes do not need
-    from dmljax.data.transforms.recipes import shorter_of
-
-    paths = at_hand.weights_at_hand()
-    if name is None and not paths:
-        return None
-    name = next(iter(paths)) if name is None else name
-    check_known("net: there is no", [name], weights.PUBLISHED)
-    if name not in paths:
-        raise ValueError(f"the weights of {name} are not here: {weights.get_command(name)}")
-    published = weights.PUBLISHED[name]
-    eval_transform = published.preprocessing.transform
-    # `--config.size` keeps the share that the default cuts, which an explicit `shorter` would not.
-    if eval_transform.get("shorter") == shorter_of(eval_transform["size"]):
-        del eval_transform["shorter"]
-    has_batch_norm = "frozen" in inspect.signature(getattr(nets, published.net)).parameters
-    return {
-        "net": {"name": published.net, "weights": str(paths[name])}
-        | ({"frozen": True} if has_batch_norm else {}),
-        "eval_transform": eval_transform,
-    }
-
-
 def _head(loss: str, backbone: dict[str, Any]) -> dict[str, Any]:
     """Trains a linear layer on cached features; docs/choosing.md has measurements.
 
@@ -142,7 +118,7 @@ def _head(loss: str, backbone: dict[str, Any]) -> dict[str, Any]:
     by_loss = _fields_of(loss)
     method = {**by_loss["method"], "dense_fn": "centered_dense"}
     return {
-        **_of_photos(backbone),
+        **photo_fields(backbone),
         "sampler": {"name": "class_balanced", "classes": 32, "per_class": 4},
         "trained": "last",
         "features": "cached",
@@ -166,7 +142,7 @@ def _tuned(loss: str, backbone: dict[str, Any]) -> dict[str, Any]:
     from dmljax import nets  # imports jax, which other recipes do not need
 
     by_loss = _fields_of(loss)
-    fields = _of_photos(backbone)
+    fields = photo_fields(backbone)
     if "patch" not in inspect.signature(getattr(nets, backbone["net"]["name"])).parameters:
         size = fields["transform"]["size"]
         fields["transform"]["size"] = min(size, max(32, round(size * 5 / 7 / 32) * 32))
@@ -233,7 +209,7 @@ def _from_scratch(loss: str) -> dict[str, Any]:
     by_loss = _fields_of(loss)
     miner = {"name": "multi_similarity", "epsilon": 0.1}
     return {
-        **_of_photos(backbone),
+        **photo_fields(backbone),
         "sampler": by_loss["sampler"],
         "method": by_loss["method"],
         "loss": by_loss["loss"],
@@ -244,18 +220,6 @@ def _from_scratch(loss: str) -> dict[str, Any]:
         "held_out": 0.2,
         "select": "val/MAP@R",
         "evaluate": {"every": "5 epochs", "batch_size": 64},
-    }
-
-
-def _of_photos(backbone: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields of folders of photos; a training crop takes 40 % of the area or more."""
-    names = ("size", "filter", "scaled_decode")
-    options = {k: v for k, v in backbone["eval_transform"].items() if k in names}
-    return {
-        "dataset": {"name": "folder", "root": "photos", "split": None},
-        **backbone,
-        "transform": {"name": "standard_train", "area": [0.4, 1.0], **options},
-        "unreadable": "skip",
     }
 
 
