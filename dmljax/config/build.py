@@ -39,7 +39,7 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
     cache = backbone.cache
     data = data_of(options, None if cache is None else cache.split)
     classes = len(data.train.names)
-    timing = timing_of(options, data.train, epoch_labels(options, data.train))
+    timing, epoch_end = timing_of(options, data.train, epoch_labels(options, data.train))
     shards = _shards(options.runtime) if described is None else devices.Shardings(described)
     images = _images(options, data, backbone)
     net, attention_note = attention_choice.choose(
@@ -57,7 +57,9 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
     )
     initial = _initial(options, adapted, images, classes=classes, shards=shards)
     backbone_paths = adapted.method.backbone
-    optimizer = optimizer_of(options, timing, frozen=initial.frozen, backbone=backbone_paths)
+    optimizer = optimizer_of(
+        options, timing, epoch_end, frozen=initial.frozen, backbone=backbone_paths
+    )
     shapes = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), *initial.shapes)
     check_groups(options.optimizer, shapes.params, backbone=backbone_paths)
     check_chunks(adapted.method, shapes, jax.eval_shape(images.example), chunk=options.chunk)
@@ -67,21 +69,13 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
     return Run(
         config=fields.with_normalization(config, fields.short(spec)),
         options=options,
-        steps=timing.total,
-        batch_size=timing.batch_size,
-        reload_steps=timing.reload_steps,
         selection=scores.selection_of(
             options,
             metrics,
             prefixes=adapted.method.prefixes,
             part_names_fn=functools.partial(_part_names, adapted.method, shapes, images),
         ),
-        evaluation_steps=timing.evaluation_steps,
-        checkpoint_steps=timing.checkpoint_steps,
         metrics=metrics,
-        sample_fn=timing.sample_fn,
-        neighbor_steps=timing.neighbor_steps,
-        sampler_note=timing.note,
         attention_note=attention_note,
         normalization=preprocessing.title(fields.short(spec)),
         input_note=backbone.input_note,
@@ -102,6 +96,7 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         placements=placement.of_state(
             shapes, shards, sharded=options.runtime.sharded, class_rows=initial.class_rows
         ),
+        **timing._asdict(),
         **data._asdict(),
         **images._asdict(),
     )

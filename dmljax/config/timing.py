@@ -18,6 +18,8 @@ from dmljax.train import optimizers
 from dmljax.train.options import Length, Options, Spec
 
 _MOST_STEPS = 100_000_000  # of a run; the epochs of more would take minutes to count
+# epochs -> the step after which that many epochs of the sampler have ended
+EpochEnd = Callable[[float], float]
 _UNITS = {"steps": "steps", "step": "steps", "epochs": "epochs", "epoch": "epochs"}
 _GROUP_FIELDS = {
     "path": "str",
@@ -30,21 +32,20 @@ _GROUP_FIELDS = {
 
 
 class Timing(NamedTuple):
-    """The sampler of a run, and its lengths of time in steps."""
+    """The sampler of a run, and its lengths and intervals in steps, under the names of `Run`."""
 
-    sample_fn: Callable
+    steps: int
     batch_size: int
-    note: str  # about the sampler
-    total: int  # steps of the run
     evaluation_steps: Collection[int]
     checkpoint_steps: Collection[int]
     neighbor_steps: Collection[int]
     reload_steps: tuple[int, ...]
-    epoch_end: Callable[[float], float]  # epochs -> the step after which they have ended
+    sample_fn: Callable
+    sampler_note: str
 
 
-def timing_of(options: Options, train: Split, epoch_labels: Any) -> Timing:
-    """Returns the sampler and the steps at which things happen.
+def timing_of(options: Options, train: Split, epoch_labels: Any) -> tuple[Timing, EpochEnd]:
+    """Returns the sampler with the steps at which things happen, and the ends of its epochs.
 
     The sampler counts its epochs by `epoch_labels`, which are `train.labels` or of a larger split.
     """
@@ -74,22 +75,20 @@ def timing_of(options: Options, train: Split, epoch_labels: Any) -> Timing:
         raise ValueError(
             f"reload_best_at: {min(reloads)} is before the first evaluation, at {first}"
         )
-    return Timing(
-        sampler.batch,
-        batch_size,
-        note,
+    timing = Timing(
         total,
+        batch_size,
         evaluation_steps,
         at(saves, field="checkpoint.every"),
         neighbor_steps or (),
         reloads,
-        epoch_end,
+        sampler.batch,
+        note,
     )
+    return timing, epoch_end
 
 
-def _neighbor_steps(
-    options: Options, total: int, epoch_end: Callable[[float], float]
-) -> Collection[int] | None:
+def _neighbor_steps(options: Options, total: int, epoch_end: EpochEnd) -> Collection[int] | None:
     """Returns when neighboring classes are searched; None if the sampler does not use them."""
     takes_neighbors = "neighbors" in inspect.signature(options.sampler.partial.func).parameters
     if not takes_neighbors:
@@ -103,7 +102,7 @@ def _neighbor_steps(
     return every(interval, epoch_end=epoch_end, total=total - 1, field="sampler.every")
 
 
-def steps(length: Length, *, epoch_end: Callable[[float], float], field: str = "length") -> int:
+def steps(length: Length, *, epoch_end: EpochEnd, field: str = "length") -> int:
     """Returns the number of steps of a length: 500, '500 steps' or '60 epochs'.
 
     `field` is the field of the config that holds the length, for error messages.
@@ -115,7 +114,7 @@ def steps(length: Length, *, epoch_end: Callable[[float], float], field: str = "
 
 
 def every(
-    length: Length, *, epoch_end: Callable[[float], float], total: int, field: str = "length"
+    length: Length, *, epoch_end: EpochEnd, total: int, field: str = "length"
 ) -> Collection[int]:
     """Returns the steps up to `total` at which something happens that is due once per `length`.
 
@@ -154,7 +153,12 @@ def _parse(length: Length, field: str) -> tuple[float, str]:
 
 
 def optimizer_of(
-    options: Options, timing: Timing, *, frozen: Collection[str], backbone: Sequence[str]
+    options: Options,
+    timing: Timing,
+    epoch_end: EpochEnd,
+    *,
+    frozen: Collection[str],
+    backbone: Sequence[str],
 ) -> optax.GradientTransformation:
     """Returns the optimizer; parameters at the paths `frozen` do not learn, whatever groups say.
 
@@ -164,38 +168,36 @@ def optimizer_of(
     keywords = {k: chosen[k] for k in EXTRAS["optimizer"] if k in chosen}
     paths = "|".join(map(re.escape, sorted(frozen)))
     frozen_groups = [{"path": f"^({paths})$", "frozen": True}] if frozen else []
-    groups = (_group(group, timing) for group in keywords.get("groups", ()))
+    groups = (_group(group, epoch_end) for group in keywords.get("groups", ()))
     keywords["groups"] = [*frozen_groups, *groups]
     if keywords.get("average") and timing.reload_steps:
         raise ValueError(
             "optimizer.average and reload_best_at exclude each other (the average would keep "
             "parameters from before the reload): leave out one of them"
         )
-    schedule = _schedule(options.schedule, timing)(total=timing.total)
+    schedule = _schedule(options.schedule, epoch_end)(total=timing.steps)
     return optimizers.build(chosen.function(), schedule=schedule, backbone=backbone, **keywords)
 
 
-def _schedule(chosen: Spec, timing: Timing) -> Callable[..., Any]:
+def _schedule(chosen: Spec, epoch_end: EpochEnd) -> Callable[..., Any]:
     lengths: dict[str, int | list[int]] = {}
     if "warmup" in chosen:
-        lengths["warmup"] = _steps(chosen["warmup"], "schedule.warmup", timing)
+        lengths["warmup"] = steps(chosen["warmup"], epoch_end=epoch_end, field="schedule.warmup")
     if "at" in chosen:
-        lengths["at"] = [_steps(at, "schedule.at", timing) for at in chosen["at"]]
+        to_steps = functools.partial(steps, epoch_end=epoch_end, field="schedule.at")
+        lengths["at"] = [to_steps(at) for at in chosen["at"]]
     return functools.partial(chosen.partial, **lengths)
 
 
-def _group(group: Any, timing: Timing) -> dict[str, Any]:
+def _group(group: Any, epoch_end: EpochEnd) -> dict[str, Any]:
     """Returns a group of parameters, with `from` as a step."""
     if not isinstance(group, dict):
         raise ValueError(f"optimizer.groups: write dict(path='^head/', ...), not {group!r}")
     annotations.check("optimizer.groups", group, _GROUP_FIELDS)
     if "from" not in group:
         return group
-    return group | {"from": _steps(group["from"], "optimizer.groups.from", timing)}
-
-
-def _steps(length: Length, field: str, timing: Timing) -> int:
-    return steps(length, epoch_end=timing.epoch_end, field=field)
+    start = steps(group["from"], epoch_end=epoch_end, field="optimizer.groups.from")
+    return group | {"from": start}
 
 
 def check_groups(optimizer: Spec, params: Any, *, backbone: Sequence[str] = ("net",)) -> None:
