@@ -20,7 +20,8 @@ from dmljax.bundle import (
     programs,
     text,
 )
-from dmljax.config import fields, registry
+from dmljax.config import fields
+from dmljax.config.resolve import chosen
 from dmljax.files.writing import write_json
 from dmljax.hints import hint
 from dmljax.methods.assemble import with_backbone
@@ -148,7 +149,7 @@ def _model(
     )
     size = published.preprocessing.size
     shape = (size, size, 3)
-    backbone = load(weights, registry.resolve("net", published.net)(), image_shape=shape)
+    backbone = load(weights, chosen("net", published.net).function(), image_shape=shape)
     params, model_state = with_backbone({}, {}, backbone)
     variables = {"params": params, "model_state": model_state}
     net = programs.with_values(programs.model_of(config, shape, classes=1), variables)

@@ -101,9 +101,9 @@ def _keywords(extras: Sequence[str]) -> dict[str, Any]:
 def _convert(path: str, spec: dict[str, Any], to: str, adapter: str | None) -> dict[str, Any]:
     """Converts a file for the net of `spec`, by default with the classifier of the file."""
     from dmljax import weights
-    from dmljax.config import registry
+    from dmljax.config.resolve import chosen
 
-    registry.resolve("net", spec)  # refuses a wrong name before a large file is read
+    chosen("net", spec)  # refuses a wrong name before a large file is read
     tensors = weights.torch_tensors(weights.read(path))
     name_map = weights.name_map_of(tensors)
     if name_map.resize and "resize" not in spec:
@@ -112,4 +112,4 @@ def _convert(path: str, spec: dict[str, Any], to: str, adapter: str | None) -> d
         classes = weights.classifier_size(tensors)
         if classes is not None:
             spec = {**spec, "classes": classes}
-    return weights.convert(path, registry.resolve("net", spec)(), to, spec=spec, adapter=adapter)
+    return weights.convert(path, chosen("net", spec).function(), to, spec=spec, adapter=adapter)

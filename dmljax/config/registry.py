@@ -185,14 +185,6 @@ def _public_function(name: str, kind: str) -> Callable:
     raise ValueError(f"there is no {_RULES[kind].title} {name!r}{known}{advice}")
 
 
-def complete(kind: str, spec: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `spec` as a dict with the plain defaults of its function, for digests.
-
-    Defaults that are functions are left out. Functions in `spec` stay names.
-    """
-    return with_defaults(spec, resolve(kind, spec))
-
-
 def with_defaults(spec: str | Mapping[str, Any], function: functools.partial) -> dict[str, Any]:
     """Returns `spec` as a dict with the plain defaults of the function that it names."""
     parameters = inspect.signature(function.func).parameters.values()

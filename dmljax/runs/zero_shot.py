@@ -14,12 +14,12 @@ import numpy as np
 from absl import logging
 
 from dmljax import at_hand, metrics, ops, retrieval
-from dmljax.config import registry
+from dmljax.config.method import transform_of
+from dmljax.config.resolve import chosen, with_defaults
 from dmljax.data import image_folders, locate
 from dmljax.data.features import Cache
 from dmljax.data.reader import Reader
 from dmljax.data.splits import Split
-from dmljax.data.transforms import transform as transform_lib
 from dmljax.files import image_formats, parts
 from dmljax.files.writing import make_folder, write_text
 from dmljax.report import baseline, compare_page, comparison, diagnosis, page, scores_file
@@ -131,13 +131,13 @@ def embed(
         published = PUBLISHED[backbone.name]
         spec, normalize = published.preprocessing.transform, published.preprocessing.normalize
         about = {
-            "net": registry.complete("net", published.net),
+            "net": with_defaults(chosen("net", published.net)),
             "weights": file_digest(backbone.weights),
-            "normalize": registry.complete("normalization", normalize),
+            "normalize": with_defaults(chosen("normalize", normalize)),
         }
         title, license = backbone.name, str(published.license)
-    transform = registry.resolve("transform", spec)
-    transform_fn = transform_lib.bind(transform.func, **transform.keywords)
+    transform = chosen("eval_transform", spec)
+    transform_fn = transform_of(transform)
     preprocessing = transform_fn.title
     if normalize is not None:
         preprocessing += f", {normalization_title(normalize)}"
@@ -174,8 +174,8 @@ def _pixels(images: jax.Array) -> jax.Array:
 def _features_fn(backbone: Backbone) -> Any:
     published = PUBLISHED[backbone.name]
     size = published.preprocessing.size
-    net = registry.resolve("net", published.net)()
-    normalize_fn = registry.resolve("normalization", published.preprocessing.normalize)
+    net = chosen("net", published.net).function()
+    normalize_fn = chosen("normalize", published.preprocessing.normalize).function
     variables = jax.device_put(load(backbone.weights, net, image_shape=(size, size, 3)))
 
     @jax.jit
