@@ -418,49 +418,51 @@ def test_a_failed_import_leaves_no_new_index(place, tmp_path, count, bad, messag
         assert store.count() == 8
 
 
-def test_a_failed_import_leaves_no_tables_on_a_server(tmp_path):
-    file = tmp_path / "vectors.parquet"
+@pytest.fixture(scope="module")
+def server():
+    with postgres.server() as server:
+        yield server
+
+
+def test_a_failed_import_leaves_no_tables_on_a_server(server, tmp_path):
+    file, place = tmp_path / "vectors.parquet", f"{server.address}&table=failed"
     _vectors(file, vector=[0.0, 0.0, 2.0])
-    with postgres.server() as server:
-        place = f"{server.address}&table=photos"
-        with pytest.raises(index.InvalidInput, match="vector number 10005"):
-            run("index", "create", place, "--bundle=ab", f"--import={file}")
-        with pytest.raises(FileNotFoundError, match="does not exist"):
-            run("index", "list", place)
-        _vectors(file)
-        assert run("index", "create", place, "--bundle=cd", f"--import={file}") == 0
+    with pytest.raises(index.InvalidInput, match="vector number 10005"):
+        run("index", "create", place, "--bundle=ab", f"--import={file}")
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        run("index", "list", place)
+    _vectors(file, 8)
+    assert run("index", "create", place, "--bundle=cd", f"--import={file}") == 0
 
 
-def test_no_line_has_the_password_of_a_server(images, capsys):
-    with postgres.server() as server:
-        address = server.address.replace("app@", "app:secret@") + "&table=photos"
-        run("index", "create", address, "--bundle=ab", f"--images={images}")
-        words = ["index", "reindex", address, f"--images={images}"]
-        with pytest.raises(ValueError, match="of this bundle already") as refusal:
-            run(*words, "--bundle=ab")
-        assert run(*words, "--bundle=cd") == 0
+def test_no_line_has_the_password_of_a_server(server, images, capsys):
+    address = server.address.replace("app@", "app:secret@") + "&table=secret"
+    run("index", "create", address, "--bundle=ab", f"--images={images}")
+    words = ["index", "reindex", address, f"--images={images}"]
+    with pytest.raises(ValueError, match="of this bundle already") as refusal:
+        run(*words, "--bundle=ab")
+    assert run(*words, "--bundle=cd") == 0
     printed = capsys.readouterr().out
-    assert "now has 9 items; it had 9" in printed and "secret" not in f"{printed}{refusal.value}"
+    assert "now has 9 items; it had 9" in printed
+    assert "app:secret" not in f"{printed}{refusal.value}"
 
 
-def test_a_failed_import_keeps_what_others_have_added_meanwhile(tmp_path, monkeypatch):
-    file = tmp_path / "vectors.parquet"
+def test_a_failed_import_keeps_what_others_have_added_meanwhile(server, tmp_path, monkeypatch):
+    file, place = tmp_path / "vectors.parquet", f"{server.address}&table=others"
     _vectors(file, vector=[0.0, 0.0, 2.0])
-    with postgres.server() as server:
-        place = f"{server.address}&table=photos"
 
-        def read(path):
-            for batch in original(path):
-                yield batch
-                with index.open(place, model="ab" * 32, write=True) as store:
-                    store.add([f"other {store.count()}"], [[0.0, 1.0, 0.0]])
+    def read(path):
+        for batch in original(path):
+            yield batch
+            with index.open(place, model="ab" * 32, write=True) as store:
+                store.add([f"other {store.count()}"], [[0.0, 1.0, 0.0]])
 
-        original = vector_files.read
-        monkeypatch.setattr(vector_files, "read", read)
-        with pytest.raises(index.InvalidInput, match="vector number 10005"):
-            run("index", "create", place, "--bundle=ab", f"--import={file}")
-        with index.open(place) as store:
-            assert store.count() == 10_001 and store.contains(["other 10000"]) == [True]
+    original = vector_files.read
+    monkeypatch.setattr(vector_files, "read", read)
+    with pytest.raises(index.InvalidInput, match="vector number 10005"):
+        run("index", "create", place, "--bundle=ab", f"--import={file}")
+    with index.open(place) as store:
+        assert store.count() == 10_001 and store.contains(["other 10000"]) == [True]
 
 
 def test_a_failed_import_says_what_an_index_that_stays_needs(images, place, tmp_path):
