@@ -36,7 +36,7 @@ from PIL import Image
 from dmljax import main as dmljax_main
 from dmljax.data import datasets, decode, pipeline, prepare, sampling, transforms
 from dmljax.data.batches import TrainBatch
-from dmljax.data.reader import Reader
+from dmljax.data.records import Reader
 from dmljax.data.transforms.transform import bind
 from dmljax.files import cores
 

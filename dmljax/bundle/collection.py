@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dmljax.bundle.loading import Bundle, load
-from dmljax.data import locate
+from dmljax.data import image_folders
 from dmljax.files import cores, image_formats, parts, reading
 from dmljax.files import writing as files
 from dmljax.index import inputs
@@ -72,7 +72,7 @@ class Collection:
 def images_below(folder: str | os.PathLike) -> list[Image]:
     """The images below a folder, sorted by path; the id is the path below the folder, in NFC."""
     root = pathlib.Path(folder)
-    paths = locate.image_paths(root)
+    paths = image_folders.image_paths(root)
     names = [pathlib.Path(path).relative_to(root).as_posix() for path in paths]
     return [Image(unicodedata.normalize("NFC", x), p) for x, p in zip(names, paths, strict=True)]
 

@@ -27,7 +27,7 @@ from dmljax.bundle import (
     programs,
 )
 from dmljax.config.fields import named
-from dmljax.data.reader import Reader
+from dmljax.data.records import Reader
 from dmljax.data.splits import Split, images_of, subset
 from dmljax.files import locks, reading
 from dmljax.files import result as results

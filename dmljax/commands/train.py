@@ -141,14 +141,14 @@ def _train(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 def _check_workdir(workdir: str, dataset: Any) -> None:
     """Raises if the run would be a class of its data set, or lie inside of one."""
-    from dmljax.data import image_folders, locate
+    from dmljax.data import image_folders
 
     if not isinstance(dataset, Mapping) or dataset.get("name") != "folder":
         return
     if not dataset.get("root"):  # which the data set reports
         return
     for folder in image_folders.read_folders(dataset["root"], dataset.get("split")):
-        if locate.contains(folder, workdir):
+        if image_folders.contains(folder, workdir):
             raise ValueError(
                 f"--workdir={workdir} lies in {folder}, whose folders are classes of images: "
                 "choose a folder outside of it"

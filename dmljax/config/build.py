@@ -14,7 +14,7 @@ from dmljax.config.timing import check_groups, optimizer_of, timing_of
 from dmljax.data import batches
 from dmljax.data import digest as data_digests
 from dmljax.data.features import transforms_of
-from dmljax.data.reader import Reader
+from dmljax.data.records import Reader
 from dmljax.data.splits import images_of
 from dmljax.data.transforms import transform as transform_lib
 from dmljax.methods import assemble

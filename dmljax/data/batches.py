@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from dmljax.data import decode, sampling
-from dmljax.data.reader import Reader
+from dmljax.data.records import Reader
 from dmljax.data.transforms.transform import Transform
 
 _READABLE = -1  # in `skipped`, which holds the index of an unreadable image

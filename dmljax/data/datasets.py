@@ -8,23 +8,23 @@ Nothing is downloaded. No image is decoded here, except in `mnist`, `npz` and `g
 few megabytes and stay in memory. If the counts differ from the published ones, a warning says so.
 """
 
+import gzip
 import io
 import os
 import pathlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from absl import logging
 from PIL import Image
 
 from dmljax.data import glyphs as glyphs_lib
-from dmljax.data import idx, locate, records
-from dmljax.data.arrays import npz
+from dmljax.data import image_folders, records
 from dmljax.data.image_folders import folder
-from dmljax.data.prepared import prepared
-from dmljax.data.published import PUBLISHED, Published
+from dmljax.data.prepare import prepared
 from dmljax.data.splits import Records, Split, Splits, divide, encode, subset
-from dmljax.data.tables import table
+from dmljax.data.tables import npz, table
 
 __all__ = [
     "cars196",
@@ -39,6 +39,25 @@ __all__ = [
     "table",
     "tiny_imagenet",
 ]
+
+class Published(NamedTuple):
+    """Numbers of classes and images, as the papers report them."""
+
+    train_classes: int
+    train_images: int
+    test_classes: int
+    test_images: int
+
+
+PUBLISHED = {
+    "cub200": Published(100, 5_864, 100, 5_924),
+    "cars196": Published(98, 8_054, 98, 8_131),
+    "sop": Published(11_318, 59_551, 11_316, 60_502),
+    "inshop": Published(3_997, 25_882, 3_985, 14_218 + 12_612),
+    "tiny_imagenet": Published(200, 100_000, 200, 10_000),
+    "mnist": Published(10, 60_000, 10, 10_000),
+    "glyphs": Published(164, 2_624, 163, 2_608),
+}
 
 _Path = str | os.PathLike | None
 
@@ -74,7 +93,7 @@ def cub200(
                 f"cub200: {root} is the edition of 2010 (6,033 images); the papers use "
                 "the edition of 2011: set root= to CUB_200_2011"
             )
-        home = locate.find_folder(
+        home = image_folders.find_folder(
             root,
             ["images.txt", "image_class_labels.txt", "images"],
             dataset="cub200",
@@ -125,7 +144,7 @@ def cars196(
         ids, titles = np.array(values["label"]) + 1, features["label"].names
     elif root is not None and (class_folders := _class_folders(root, inside)):
         _refuse_crop(crop, "cars_annos.mat")
-        paths = [locate.image_paths(class_folder) for class_folder in class_folders]
+        paths = [image_folders.image_paths(class_folder) for class_folder in class_folders]
         titles = [class_folder.name for class_folder in class_folders]
         images = [path for class_paths in paths for path in class_paths]
         ids = np.repeat(np.arange(len(paths)) + 1, [len(class_paths) for class_paths in paths])
@@ -165,7 +184,7 @@ def _cars_annotations(
     """`(images, class ids from 1, class names, boxes)` of the original annotations."""
     from scipy import io as scipy_io
 
-    home = locate.find_folder(
+    home = image_folders.find_folder(
         root,
         ["cars_annos.mat", "car_ims"],
         dataset="cars196",
@@ -211,7 +230,7 @@ def sop(
             ids = np.array(values["class_id"]) + 1
             categories = np.array(values["super_class_id"]) + 1
         else:
-            home = locate.find_folder(
+            home = image_folders.find_folder(
                 root,
                 ["Ebay_train.txt", "Ebay_test.txt"],
                 dataset="sop",
@@ -246,7 +265,7 @@ def inshop(*, root: _Path = None, corpus: str | None = None) -> Splits:
     default it is `img` if that exists. The choice is logged.
     """
     listing = "Eval/list_eval_partition.txt"
-    home = locate.find_folder(
+    home = image_folders.find_folder(
         root,
         [listing, "Img"],
         dataset="inshop",
@@ -286,7 +305,7 @@ def tiny_imagenet(*, root: _Path = None) -> Splits:
 
     Labels follow the order of `wnids.txt`.
     """
-    home = locate.find_folder(
+    home = image_folders.find_folder(
         root,
         ["wnids.txt", "train", "val/val_annotations.txt"],
         dataset="tiny_imagenet",
@@ -299,7 +318,7 @@ def tiny_imagenet(*, root: _Path = None) -> Splits:
         (path, wnid)
         for wnid, class_folder in class_folders
         if class_folder.is_dir()
-        for path in locate.image_paths(class_folder)
+        for path in image_folders.image_paths(class_folder)
     ]
     rows = _columns(home / "val" / "val_annotations.txt", 2)
     test = [(str(home / "val" / "images" / row[0]), row[1]) for row in rows]
@@ -433,8 +452,27 @@ def _mnist_file(root: _Path, stem: str) -> np.ndarray:
     for name in (f"{stem}-ubyte", f"{stem}-ubyte.gz", f"{stem.replace('-idx', '.idx')}-ubyte"):
         for folder_ in (home, home / "MNIST" / "raw", home / "mnist"):
             if (folder_ / name).is_file():
-                return idx.read(folder_ / name)
+                return _idx(folder_ / name)
     # Always raises: the file with this name cannot exist.
     file_names = [f"{stem}-ubyte[.gz]"]
-    locate.find_folder(root, file_names, dataset="mnist", origin="the four idx files of MNIST")
+    image_folders.find_folder(root, file_names, dataset="mnist", origin="the four idx files of MNIST")
     raise AssertionError
+
+
+def _idx(path: pathlib.Path) -> np.ndarray:
+    """The `uint8` array in an idx file, gzipped or not."""
+    data = path.read_bytes()
+    if data[:2] == b"\x1f\x8b":
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError) as error:
+            raise ValueError(f"{path} is a damaged gzip file: {error}") from error
+    if len(data) < 4 or data[:3] != b"\0\0\x08":
+        raise ValueError(f"{path} is not an idx file of bytes: it starts with {data[:4]!r}")
+    rank = data[3]
+    header = 4 + 4 * rank
+    shape = tuple(np.frombuffer(data, ">u4", rank, 4).tolist()) if len(data) >= header else ()
+    expected = header + int(np.prod(shape, dtype=np.int64))
+    if not shape or len(data) != expected:
+        raise ValueError(f"{path} has {len(data)} bytes, but its header announces {expected}")
+    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dmljax.data.decode import file_bytes, to_pil
-from dmljax.data.reader import Reader
+from dmljax.data.records import Reader
 from dmljax.data.splits import Split
 from dmljax.files import image_formats, reading
 from dmljax.files import writing as files

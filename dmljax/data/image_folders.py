@@ -1,14 +1,15 @@
-"""A data set made of one folder of images per class."""
+"""Folders of images: finds and lists them, and reads one folder per class as a data set."""
 
+import collections
 import os
 import pathlib
 import unicodedata
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from absl import logging
 
-from dmljax.data import locate
 from dmljax.data.splits import Split, Splits, divide, encode
 from dmljax.files import image_formats
 from dmljax.hints import counted
@@ -24,10 +25,10 @@ def folder(*, root: str | os.PathLike, split: float | Sequence[str] | None = Non
     two splits. Otherwise the first half of the classes is for training. A folder `val/` is never
     read: beside `train/` alone it is refused.
     """
-    folder = locate.find_folder(root, [], dataset="folder", origin="your own images")
+    folder = find_folder(root, [], dataset="folder", origin="your own images")
     unread: list[str] = []
     splits = _splits(folder, split, unread)
-    locate.warn_of_unread(folder, unread)
+    warn_of_unread(folder, unread)
     return splits
 
 
@@ -114,11 +115,11 @@ def _labeled_paths(root: pathlib.Path, unread: list[str]) -> list[tuple[str, str
         for entry in sorted(root.iterdir()):
             if entry.name.startswith("."):
                 continue
-            if entry.is_dir() and locate.contains(entry, root):
+            if entry.is_dir() and contains(entry, root):
                 logging.warning("%s leads back to %s: not followed", entry, entry.resolve())
             elif entry.is_dir():
                 unread_of_class: list[str] = []
-                paths = locate.image_paths(entry, unread=unread_of_class)
+                paths = image_paths(entry, unread=unread_of_class)
                 unread_of_root += unread_of_class
                 if not paths:
                     kind = "image that is read" if unread_of_class else "image"
@@ -140,7 +141,7 @@ def _labeled_paths(root: pathlib.Path, unread: list[str]) -> list[tuple[str, str
                 labeled_paths += [(path, entry.name) for path in paths]
             elif entry.name.lower().endswith(image_formats.SUFFIXES):
                 outside += 1
-            elif locate.is_unread(entry.name):
+            elif is_unread(entry.name):
                 unread_of_root.append(str(entry))
     except PermissionError as error:
         raise PermissionError(
@@ -149,7 +150,7 @@ def _labeled_paths(root: pathlib.Path, unread: list[str]) -> list[tuple[str, str
     if not labeled_paths:
         note = f" ({counted(outside, 'image')} directly in it)" if outside else ""
         if unread_of_root:
-            text = locate.unread_text(unread_of_root)
+            text = unread_text(unread_of_root)
             raise FileNotFoundError(f"folder: {root} has no folder of images{note}, only {text}")
         suffixes = " ".join(image_formats.SUFFIXES)
         raise FileNotFoundError(
@@ -160,3 +161,117 @@ def _labeled_paths(root: pathlib.Path, unread: list[str]) -> list[tuple[str, str
     if outside:
         logging.warning("%s: ignoring %s outside of class folders", root, counted(outside, "image"))
     return labeled_paths
+
+
+def find_folder(
+    root: str | os.PathLike | None,
+    files: Sequence[str],
+    *,
+    dataset: str,
+    origin: str,
+    inside: Sequence[str] = (),
+) -> pathlib.Path:
+    """The folder that contains all `files`: `root`, or one of its subfolders `inside`.
+
+    If there is none, the error says what is missing, where the data set comes from, and what to
+    set.
+    """
+    target = f"the folder that contains {files[0]}" if files else "a folder of class folders"
+    help_ = (
+        f"{dataset} comes from {origin}; set root= (in a run --config.dataset.root=) to {target}"
+    )
+    if root is None:
+        raise ValueError(f"{dataset}: no root is given. {help_}")
+    root = pathlib.Path(root).expanduser()
+    if not root.exists():
+        raise FileNotFoundError(f"{dataset}: the folder {root} does not exist. {help_}")
+    if not root.is_dir():
+        raise NotADirectoryError(f"{dataset}: root {root} is a file, not a folder. {help_}")
+    folders = [root, *(root / name for name in inside)]
+    for folder in folders:
+        if all((folder / file).exists() for file in files):
+            return folder
+    best = max(folders, key=lambda folder: sum((folder / file).exists() for file in files))
+    missing = [file for file in files if not (best / file).exists()]
+    raise FileNotFoundError(f"{dataset}: {best} has no {', no '.join(missing)}. {help_}")
+
+
+class _Files(NamedTuple):
+    """What lies below a folder: images, images in other formats, and links that are not followed.
+
+    A link is its path and the folder that it leads back to.
+    """
+
+    images: list[str]
+    unread: list[str]
+    links: list[tuple[str, str]]
+
+
+def image_paths(folder: pathlib.Path, *, unread: list[str] | None = None) -> list[str]:
+    """Paths of all images under `folder`, sorted, without hidden files.
+
+    Paths of images in formats that are not read are added to `unread`; without it, one warning
+    counts them. Links to folders are followed, except those that lead back: every folder is entered
+    once, and none that contains `folder`.
+    """
+    files = _files(folder)
+    for link, target in files.links:
+        logging.warning("%s leads back to %s: not followed", link, target)
+    if unread is None:
+        warn_of_unread(folder, files.unread)
+    else:
+        unread += files.unread
+    return sorted(files.images)
+
+
+def has_images(folder: pathlib.Path) -> bool:
+    """Whether `image_paths` returns any."""
+    return bool(_files(folder).images)
+
+
+def _files(folder: pathlib.Path) -> _Files:
+    files = _Files([], [], [])
+    visited, to_visit = {os.path.realpath(folder)}, [str(folder)]
+    while to_visit:
+        with os.scandir(to_visit.pop()) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    real = os.path.realpath(entry.path)
+                    if real in visited or contains(real, folder):
+                        files.links.append((entry.path, real))
+                        continue
+                    visited.add(real)
+                    to_visit.append(entry.path)
+                elif not (entry.is_file() or entry.is_symlink()):
+                    continue  # reading a pipe would wait for ever
+                elif entry.name.lower().endswith(image_formats.SUFFIXES):
+                    files.images.append(entry.path)
+                elif is_unread(entry.name):
+                    files.unread.append(entry.path)
+    return files
+
+
+def contains(folder: str | os.PathLike, other: str | os.PathLike) -> bool:
+    """Whether `other` is `folder` or lies below it, with links resolved."""
+    return pathlib.Path(os.path.realpath(other)).is_relative_to(os.path.realpath(folder))
+
+
+def is_unread(name: str) -> bool:
+    """Whether a file is an image in a format that is not read, by its name."""
+    return name.lower().endswith(image_formats.UNREAD_SUFFIXES)
+
+
+def warn_of_unread(folder: str | os.PathLike, paths: Sequence[str]) -> None:
+    """One warning about all images in formats that are not read, if there are any."""
+    if paths:
+        logging.warning("%s: %s", folder, unread_text(paths))
+
+
+def unread_text(paths: Sequence[str]) -> str:
+    """How many images are in which formats that are not read, and what to do."""
+    counts = collections.Counter(os.path.splitext(path)[1].lower() for path in paths)
+    formats = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(counts.items()))
+    images = counted(len(paths), "image")
+    return f"{images} in formats that are not read ({formats}): convert them to JPEG"

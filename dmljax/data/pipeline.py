@@ -29,8 +29,7 @@ from absl import flags, logging
 
 from dmljax.data import decode, sampling
 from dmljax.data.batches import EvaluationBatch, PlannedBatch, TrainBatch
-from dmljax.data.reader import Reader
-from dmljax.data.records import ArrayRecords
+from dmljax.data.records import ArrayRecords, Reader
 from dmljax.data.splits import Split, images_of, record_name
 from dmljax.data.transforms import transform as transform_lib
 from dmljax.files import cores

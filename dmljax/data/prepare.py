@@ -1,4 +1,4 @@
-"""Writes a data set once: images resized, as JPEG in ArrayRecord shards, with a manifest.
+"""Prepared data sets: images resized once, as JPEG in ArrayRecord shards, with a manifest.
 
 The manifest is written last, so a folder that has one is complete.
 """
@@ -14,14 +14,16 @@ import numpy as np
 
 from dmljax.data import decode
 from dmljax.data.digest import digest_of_source
-from dmljax.data.prepared import FORMAT, MANIFEST, MARKS
-from dmljax.data.reader import Reader
+from dmljax.data.records import ArrayRecords, Reader
 from dmljax.data.splits import Split, Splits, record_name
 from dmljax.data.transforms import operations as transforms
 from dmljax.files import cores, reading
 from dmljax.files import writing as files
 from dmljax.files.progress import Progress
 
+FORMAT = 1
+MANIFEST = "manifest.json"
+MARKS = {"query": bool, "gallery": bool, "superlabels": np.int32, "groups": np.int32}
 GEOMETRIES: dict[str, Callable[[int], transforms.Operation]] = {
     "shorter": lambda size: transforms.resize_shorter_side(size=size),
     "squash": lambda size: transforms.resize(height=size, width=size, antialias=False),
@@ -208,3 +210,43 @@ def _summary(split: Split, shards: list[dict[str, Any]]) -> dict[str, Any]:
             {key: shard[key] for key in ("file", "count", "bytes", "sha256")} for shard in shards
         ],
     }
+
+
+def manifest(root: str | os.PathLike) -> dict:
+    """The manifest of a prepared data set: settings; counts, labels, shards of each split."""
+    root = pathlib.Path(root).expanduser()
+    path = root / MANIFEST
+    if not path.is_file():
+        unfinished = any(root.glob("*.array_record")) if root.is_dir() else False
+        hint = "run the same prepare again to finish it" if unfinished else "run prepare first"
+        raise FileNotFoundError(f"prepared: {path} does not exist; {hint} (dmljax prepare --help)")
+    try:
+        content = reading.json_value(path.read_text())
+        if content["format"] != FORMAT:
+            raise ValueError(f"format {content['format']}, this version reads {FORMAT}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"prepared: {path} is not a manifest of prepare: {error}") from error
+    return content
+
+
+def prepared(*, root: str | os.PathLike) -> Splits:
+    """A data set that `prepare` has written to `root`, with the labels and marks of its source."""
+    root = pathlib.Path(root).expanduser()
+    splits = []
+    for name in Splits._fields:
+        entry = manifest(root)["splits"][name]
+        shards = [root / shard["file"] for shard in entry["shards"]]
+        for path, shard in zip(shards, entry["shards"], strict=True):
+            if not path.is_file() or path.stat().st_size != shard["bytes"]:
+                raise FileNotFoundError(
+                    f"prepared: {path} is missing or its size is not {shard['bytes']} bytes: "
+                    f"delete it and {MANIFEST}, then run the same prepare again"
+                )
+        marks = {
+            mark: np.array(entry[mark], dtype)
+            for mark, dtype in MARKS.items()
+            if entry[mark] is not None
+        }
+        records = ArrayRecords(shards)
+        splits.append(Split(records, entry["labels"], tuple(entry["names"]), **marks))
+    return Splits(*splits)

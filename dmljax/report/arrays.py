@@ -7,8 +7,8 @@ import numpy as np
 from absl import logging
 from safetensors import SafetensorError, safe_open
 
-from dmljax.data import locate, splits
-from dmljax.data.prepared import MARKS
+from dmljax.data import image_folders, splits
+from dmljax.data.prepare import MARKS
 from dmljax.data.splits import Split
 from dmljax.files import reading
 from dmljax.hints import counted
@@ -96,7 +96,7 @@ def image_paths(folder: str | os.PathLike, count: int) -> list[pathlib.Path]:
     """
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"there is no folder {folder}")
-    paths = [pathlib.Path(path) for path in locate.image_paths(pathlib.Path(folder))]
+    paths = [pathlib.Path(path) for path in image_folders.image_paths(pathlib.Path(folder))]
     if len(paths) != count:
         raise ValueError(
             f"{folder} holds {len(paths):,} images, but there are {count:,} embeddings: image i, "

@@ -13,8 +13,8 @@ import numpy as np
 
 from dmljax import vectors
 from dmljax.adapt import path_of
-from dmljax.data.prepared import MARKS
-from dmljax.data.reader import Reader
+from dmljax.data.prepare import MARKS
+from dmljax.data.records import Reader
 from dmljax.data.splits import Split, images_of, record_name, subset
 from dmljax.files import parts, reading
 from dmljax.files.writing import atomic_writer, make_folder, write_json

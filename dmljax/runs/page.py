@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from dmljax.data.reader import Reader
+from dmljax.data.records import Reader
 from dmljax.data.splits import Split, images_of, record_name, subset
 from dmljax.methods.base import Inspect
 from dmljax.report import facts, inside, page

@@ -16,9 +16,9 @@ from absl import logging
 from dmljax import at_hand, metrics, ops, retrieval
 from dmljax.config.method import transform_of
 from dmljax.config.resolve import chosen, with_defaults
-from dmljax.data import image_folders, locate
+from dmljax.data import image_folders
 from dmljax.data.features import Cache
-from dmljax.data.reader import Reader
+from dmljax.data.records import Reader
 from dmljax.data.splits import Split
 from dmljax.files import image_formats, parts
 from dmljax.files.writing import make_folder, write_text
@@ -76,12 +76,12 @@ def images_of_folder(root: str | os.PathLike) -> tuple[Split, bool]:
     if not folder.is_dir():
         raise FileNotFoundError(f"{root} does not exist: name the folder of your images")
     if any(
-        entry.is_dir() and not entry.name.startswith(".") and locate.has_images(entry)
+        entry.is_dir() and not entry.name.startswith(".") and image_folders.has_images(entry)
         for entry in folder.iterdir()
     ):
         has_splits = (folder / "query").is_dir() or (folder / "test").is_dir()
         return image_folders.folder(root=folder, split=None if has_splits else 0.0).test, True
-    if not (paths := locate.image_paths(folder)):
+    if not (paths := image_folders.image_paths(folder)):
         raise FileNotFoundError(
             f"{folder} has no images; known: {' '.join(image_formats.SUFFIXES)}"
         )

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from dmljax.data import batches
-from dmljax.data.reader import Reader
+from dmljax.data.records import Reader
 from dmljax.files import cores
 from dmljax.files.memory import free_memory
 from dmljax.hints import shown_bytes

@@ -12,7 +12,7 @@ from absl import logging
 
 from dmljax.config import registry
 from dmljax.data import datasets, decode, published, splits
-from dmljax.data.reader import Reader
+from dmljax.data.records import Reader
 
 
 def _sizes(dataset):

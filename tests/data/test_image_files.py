@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from dmljax.data import datasets, decode, image_files
-from dmljax.data.reader import Reader
+from dmljax.data.records import Reader
 from dmljax.data.splits import Split
 
 NAMES = ("a/b", "a_b", "A_B", "..", "ö" * 200, "ö" * 199 + "x")

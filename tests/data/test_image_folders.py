@@ -7,7 +7,7 @@ import data_fixtures as make
 import numpy as np
 import pytest
 
-from dmljax.data import datasets, decode, locate
+from dmljax.data import datasets, decode
 
 
 def test_split_is_the_first_half_of_the_classes_a_fraction_or_names(tmp_path):
@@ -137,7 +137,7 @@ def test_formats_that_are_not_read_are_counted_in_one_line(tmp_path, caplog):
 def test_a_folder_without_classes_counts_them_too(tmp_path, caplog):
     make.put(tmp_path / "x.jpg", make.jpeg())
     make.put(tmp_path / "raw" / "x.dng", b"not read")
-    assert locate.image_paths(tmp_path) == [str(tmp_path / "x.jpg")]
+    assert image_folders.image_paths(tmp_path) == [str(tmp_path / "x.jpg")]
     assert f"{tmp_path}: 1 image in formats that are not read (1 .dng)" in caplog.text
 
 
@@ -165,4 +165,4 @@ def test_a_pipe_is_no_image(tmp_path):
     """Reading it would wait for ever. A link that leads nowhere is reported when it is read."""
     os.mkfifo(tmp_path / "pipe.png")
     os.symlink(tmp_path / "gone.png", tmp_path / "link.png")
-    assert locate.image_paths(tmp_path) == [str(tmp_path / "link.png")]
+    assert image_folders.image_paths(tmp_path) == [str(tmp_path / "link.png")]

@@ -13,8 +13,8 @@ from test_configs import LAYOUTS
 from dmljax import at_hand
 from dmljax.config import files as config_files
 from dmljax.config.build import build
-from dmljax.data.sampling.graph import chunks_epoch_length
-from dmljax.data.sampling.groups import group
+from dmljax.data.sampling.base import group
+from dmljax.data.sampling.published import chunks_epoch_length
 from dmljax.runs import training
 from dmljax.studies import checks, study_file
 from dmljax.train import evaluation

@@ -8,12 +8,9 @@ start at any step, and every host computes the same global batch and reads only 
 `sampling.sampler` converts epochs of a sampler to steps.
 """
 
-from dmljax.data.sampling.balanced import class_balanced, coverage
-from dmljax.data.sampling.graph import class_chunks, random_class_count
-from dmljax.data.sampling.groups import Groups, Labels, group
-from dmljax.data.sampling.nearest import nearest_classes
-from dmljax.data.sampling.pairs import abe_pairs, n_pairs
-from dmljax.data.sampling.shuffled import uniform
+from dmljax.data.sampling.balanced import class_balanced, coverage, nearest_classes, uniform
+from dmljax.data.sampling.base import Groups, Labels, group
+from dmljax.data.sampling.published import abe_pairs, class_chunks, n_pairs, random_class_count
 
 __all__ = [
     "Groups",

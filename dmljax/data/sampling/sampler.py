@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dmljax.data.sampling.balanced import class_balanced, describe_coverage
-from dmljax.data.sampling.graph import (
+from dmljax.data.sampling.base import Groups, Labels, group
+from dmljax.data.sampling.published import (
     chunks_epoch_length,
     class_chunks,
     class_count_epoch_ends,
     random_class_count,
 )
-from dmljax.data.sampling.groups import Groups, Labels, group
 
 # Samplers with an epoch that is not as many batches as the images fill.
 _EPOCH_LENGTHS = {class_chunks: chunks_epoch_length}
