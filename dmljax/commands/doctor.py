@@ -15,7 +15,7 @@ from typing import Any
 from dmljax.commands.dataset_flags import add_dataset_flags, dataset_of_flags, load
 from dmljax.commands.parser import at_least_one, refuse
 from dmljax.config import files as config_files
-from dmljax.data import doctor, prepared
+from dmljax.data import doctor, prepare
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +48,6 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
 def _published_name(spec: dict[str, Any]) -> str:
     """The data set whose published counts apply, or ''. A prepared one counts as its source."""
     if spec["name"] == "prepared":
-        return prepared.manifest(spec["root"])["settings"].get("dataset", {}).get("name", "")
+        return prepare.manifest(spec["root"])["settings"].get("dataset", {}).get("name", "")
     # There are no published counts for some classes of MNIST only.
     return "" if spec.get("classes") else spec["name"]

@@ -40,6 +40,7 @@ __all__ = [
     "tiny_imagenet",
 ]
 
+
 class Published(NamedTuple):
     """Numbers of classes and images, as the papers report them."""
 
@@ -454,8 +455,8 @@ def _mnist_file(root: _Path, stem: str) -> np.ndarray:
             if (folder_ / name).is_file():
                 return _idx(folder_ / name)
     # Always raises: the file with this name cannot exist.
-    file_names = [f"{stem}-ubyte[.gz]"]
-    image_folders.find_folder(root, file_names, dataset="mnist", origin="the four idx files of MNIST")
+    names, origin = [f"{stem}-ubyte[.gz]"], "the four idx files of MNIST"
+    image_folders.find_folder(root, names, dataset="mnist", origin=origin)
     raise AssertionError
 
 

@@ -5,7 +5,7 @@ from system import tiny
 
 from dmljax.config import build
 from dmljax.data import sampling
-from dmljax.data.sampling import graph
+from dmljax.data.sampling import published
 
 _RANDOM_COUNT = {"name": "random_class_count", "batch_size": 8}
 
@@ -15,7 +15,7 @@ def test_a_length_in_epochs_of_random_class_count_ends_where_its_epochs_end(tmp_
     config = tiny(tmp_path, sampler=_RANDOM_COUNT, steps="10 epochs", seed=3, **options)
     run = build.build(config)
     groups = sampling.group(run.train.labels)
-    ends = graph.class_count_epoch_ends(groups, batch_size=8, seed=3, epochs=10)
+    ends = published.class_count_epoch_ends(groups, batch_size=8, seed=3, epochs=10)
     assert len(set(np.diff(ends).tolist())) > 1  # epochs differ in length
     assert run.steps == ends[-1]
     assert [step for step in range(1, run.steps + 1) if step in run.evaluation_steps] == (

@@ -11,13 +11,13 @@ import pytest
 from absl import logging
 
 from dmljax.config import registry
-from dmljax.data import datasets, decode, published, splits
+from dmljax.data import datasets, decode, splits
 from dmljax.data.records import Reader
 
 
 def _sizes(dataset):
     return tuple(
-        published.Published(*(n for split in dataset for n in (len(split.names), len(split))))
+        datasets.Published(*(n for split in dataset for n in (len(split.names), len(split))))
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from processes import command
 
 from dmljax import main
-from dmljax.data import datasets, doctor, prepare, published, splits
+from dmljax.data import datasets, doctor, prepare, splits
 
 
 def _wrong(splits, name=""):
@@ -123,7 +123,7 @@ def test_counts_that_are_not_the_published_ones_are_named(tmp_path):
     labels = np.arange(6033) % 200
     old = splits.divide(splits.Split(images, *splits.encode(labels)), train=0.5)
     assert any("6,033 images are CUB-200 of 2010" in text for text in _wrong(old, "cub200"))
-    good = published.PUBLISHED["glyphs"]
+    good = datasets.PUBLISHED["glyphs"]
     assert "ok train: 2,624 images of 164 classes" in _texts(datasets.glyphs(), "glyphs")
     assert good.train_images == 2624 and not _wrong(datasets.glyphs(), "glyphs")
 

@@ -9,7 +9,7 @@ from fontTools import ttLib
 from PIL import Image, ImageFont
 from processes import python
 
-from dmljax.data import datasets, glyphs, published, transforms
+from dmljax.data import datasets, glyphs, transforms
 
 
 def _recall(images, labels):
@@ -29,7 +29,7 @@ def test_glyphs_has_its_published_counts_and_disjoint_classes():
         len(dataset.test.names),
         len(dataset.test),
     )
-    assert sizes == tuple(published.PUBLISHED["glyphs"])
+    assert sizes == tuple(datasets.PUBLISHED["glyphs"])
     assert len(glyphs.CHARACTERS) == len(set(glyphs.CHARACTERS)) == 327 and len(glyphs.FACES) == 16
     assert not set(dataset.train.names) & set(dataset.test.names)
     for split in dataset:

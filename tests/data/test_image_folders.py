@@ -7,7 +7,7 @@ import data_fixtures as make
 import numpy as np
 import pytest
 
-from dmljax.data import datasets, decode
+from dmljax.data import datasets, decode, image_folders
 
 
 def test_split_is_the_first_half_of_the_classes_a_fraction_or_names(tmp_path):

@@ -180,7 +180,7 @@ def test_the_form_of_a_transform_for_batches_gives_the_same_images(monkeypatch):
     shares = [first(bound, host=host, hosts=2) for host in range(2)]
     assert set(sizes) == {len(expected["labels"]) // 2}
     with monkeypatch.context() as m:  # the images of an array in memory are not read one by one
-        m.setattr(reader.Reader, "__call__", None)
+        m.setattr(records.Reader, "__call__", None)
         from_array = first(bound)
     from_list = first(bound, split=dataclasses.replace(split, records=list(split.records)))
     for key, rows in expected.items():
@@ -192,8 +192,8 @@ def test_the_form_of_a_transform_for_batches_gives_the_same_images(monkeypatch):
 def test_only_the_images_of_an_array_are_stacked_at_once():
     split = datasets.glyphs().train
     as_list = dataclasses.replace(split, records=list(split.records))
-    assert reader.Reader(split).stack(np.arange(2)).shape == (2, 32, 32, 1)
-    assert reader.Reader(as_list).stack(np.arange(2)) is None
+    assert records.Reader(split).stack(np.arange(2)).shape == (2, 32, 32, 1)
+    assert records.Reader(as_list).stack(np.arange(2)) is None
 
 
 def test_a_run_can_start_at_any_step_at_once(photos):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from dmljax.data import sampling
-from dmljax.data.sampling import balanced, draws, graph, sampler
+from dmljax.data.sampling import balanced, base, published, sampler
 
 
 @st.composite
@@ -185,7 +185,7 @@ def test_a_batch_larger_than_the_set_is_refused_with_the_flag():
 
 def _epoch_of_class_chunks(labels, classes, per_class, epoch, seed=0):
     groups = sampling.group(labels)
-    steps = graph.chunks_epoch_length(groups, classes=classes, per_class=per_class)
+    steps = published.chunks_epoch_length(groups, classes=classes, per_class=per_class)
     return [
         sampling.class_chunks(groups, classes=classes, per_class=per_class, seed=seed, step=step)
         for step in range(epoch * steps, (epoch + 1) * steps)
@@ -223,7 +223,7 @@ def test_an_epoch_of_random_class_count_ends_where_it_ends(seed):
     assert ends[0] == 0 and len(set(lengths.tolist())) > 2
     for epoch, (start, end) in enumerate(itertools.pairwise(ends)):
         # The first and the last step between the ends, and no other, belong to this epoch.
-        epochs = [graph._epoch(groups, p, 54 // p, seed, epoch) for p in (2, 3, 6, 9, 18, 27)]
+        epochs = [published._epoch(groups, p, 54 // p, seed, epoch) for p in (2, 3, 6, 9, 18, 27)]
         for step, row in ((start, 0), (end - 1, -1)):
             batch = sampling.random_class_count(groups, seed=seed, step=step)
             assert any(len(e) == end - start and (e[row] == batch).all() for e in epochs)
@@ -278,7 +278,7 @@ def test_random_class_count_draws_each_divisor_equally_often_and_its_epochs_are_
         runs = 1 + int((np.diff(labels[batch]) != 0).sum())
         # Adjacent chunks may have the same class, so try all divisors.
         for p in (2, 3, 6, 9, 18, 27):
-            batches = graph._epoch(groups, p, 54 // p, 7, epoch)
+            batches = published._epoch(groups, p, 54 // p, 7, epoch)
             if len(batches[0]) == 54 and (batches[0] == batch).all():
                 shapes[p] += 1
                 assert runs <= p
@@ -357,8 +357,8 @@ def test_a_batch_depends_on_seed_and_step_alone(function, kwargs):
         return tuple(function(labels, seed=seed, step=step, **kwargs).tolist())
 
     forward = [at(3, step) for step in range(40)]
-    draws.permutation.cache_clear()
-    graph._epoch.cache_clear()
+    base.permutation.cache_clear()
+    published._epoch.cache_clear()
     assert [at(3, step) for step in reversed(range(40))] == forward[::-1]
     assert len(set(forward)) > 35 and forward != [at(4, step) for step in range(40)]
 
