@@ -18,7 +18,7 @@ from dmljax.data import (
     decode,
     pipeline,
     prepare,
-    reader,
+    records,
     sampling,
     splits,
     transforms,
