@@ -46,8 +46,8 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
 
 
 def _published_name(spec: dict[str, Any]) -> str:
-    """The data set whose published counts apply, or ''. A prepared one counts as its source."""
+    """Returns the data set whose published counts apply, or ''. A prepared one has a source."""
     if spec["name"] == "prepared":
         return prepare.manifest(spec["root"])["settings"].get("dataset", {}).get("name", "")
-    # There are no published counts for some classes of MNIST only.
+    # No counts are published for a subset of MNIST's classes.
     return "" if spec.get("classes") else spec["name"]

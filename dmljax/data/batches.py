@@ -219,7 +219,7 @@ class EvaluationBatch(_HostBatch):
 
 
 def _padded(rows: np.ndarray, size: int) -> np.ndarray:
-    """With zeros after the last row, up to `size` rows."""
+    """Appends zeros after the last row, up to `size` rows."""
     missing = size - len(rows)
     return np.pad(rows, [(0, missing), *[(0, 0)] * (rows.ndim - 1)]) if missing else rows
 
@@ -240,7 +240,7 @@ def image_shape(
     *,
     skip: bool,
 ) -> tuple[int, ...]:
-    """The shape of a transformed image of the split; with `skip`, of the first readable one."""
+    """Returns the shape of a transformed image; with `skip`, of the first readable one."""
     rows = range(len(reader.split))
     row, image = (0, reader(0)) if rows and not skip else _first_readable(reader, rows)
     return transform_fn(image, _generator(0, row)).shape

@@ -70,7 +70,7 @@ def cub200(
     data_dir: str | None = None,
     crop: bool = False,
 ) -> Splits:
-    """CUB-200-2011, birds (Wah et al., 2011): the first 100 classes for training.
+    """Reads CUB-200-2011, birds (Wah et al., 2011): the first 100 classes are for training.
 
     `crop=True` cuts every image to its published box (`bounding_boxes.txt`).
     """
@@ -129,7 +129,7 @@ def cars196(
     data_dir: str | None = None,
     crop: bool = False,
 ) -> Splits:
-    """Cars196 (Krause et al., 2013): all 16,185 images, the first 98 classes for training.
+    """Reads Cars196 (Krause et al., 2013): 16,185 images, the first 98 classes for training.
 
     Reads `cars_annos.mat` with `car_ims/`, or one folder per class in alphabetic order. `crop=True`
     cuts every image to its published box, which only the annotations have.
@@ -165,7 +165,7 @@ def _refuse_crop(crop: bool, annotations: str) -> None:
 
 
 def _within_images(boxes: np.ndarray, images: Sequence[str]) -> np.ndarray:
-    """Whole pixels of boxes (left, top, right, bottom), cut at the edges of their images."""
+    """Rounds boxes (left, top, right, bottom) to pixels and clips them to their images."""
     boxes = np.floor(boxes).astype(np.int32)
     for box, path in zip(boxes, images, strict=True):
         try:
@@ -182,7 +182,7 @@ def _within_images(boxes: np.ndarray, images: Sequence[str]) -> np.ndarray:
 def _cars_annotations(
     root: _Path, inside: Sequence[str]
 ) -> tuple[list[str], np.ndarray, Sequence[str], np.ndarray]:
-    """`(images, class ids from 1, class names, boxes)` of the original annotations."""
+    """Reads the original annotations: images, class ids from 1, class names, boxes."""
     from scipy import io as scipy_io
 
     home = image_folders.find_folder(
@@ -213,7 +213,7 @@ def sop(
     data_dir: str | None = None,
     half: bool = False,
 ) -> Splits:
-    """Stanford Online Products (Song et al., 2016). `superlabels` are the twelve categories.
+    """Reads Stanford Online Products (Song et al., 2016). `superlabels` are the 12 categories.
 
     `half=True` takes the first half of all 22,634 classes for training, as Musgrave et al. (2020)
     do. The official split has one class more for training.
@@ -250,7 +250,7 @@ def sop(
 
 
 def _halves(splits: Splits) -> Splits:
-    """The first half of the classes of both splits for training, and the others for testing."""
+    """Divides the classes of both splits again: the first half is for training."""
     train, test = splits
     records = [split.records[i] for split in splits for i in range(len(split))]
     labels = np.concatenate([train.labels, test.labels + len(train.names)])
@@ -260,7 +260,7 @@ def _halves(splits: Splits) -> Splits:
 
 
 def inshop(*, root: _Path = None, corpus: str | None = None) -> Splits:
-    """In-Shop Clothes (Liu et al., 2016). The test split is divided into query and gallery.
+    """Reads In-Shop Clothes (Liu et al., 2016). The test split has queries and a gallery.
 
     `img` and `img_highres` are different versions of the images. `corpus` names one of them; by
     default it is `img` if that exists. The choice is logged.
@@ -302,7 +302,7 @@ def inshop(*, root: _Path = None, corpus: str | None = None) -> Splits:
 
 
 def tiny_imagenet(*, root: _Path = None) -> Splits:
-    """TinyImageNet: 200 classes of 64x64 images. `val` is the test split, with the same classes.
+    """Reads TinyImageNet: 200 classes of 64x64 images. `val` is the test split.
 
     Labels follow the order of `wnids.txt`.
     """
@@ -338,7 +338,7 @@ def mnist(
     data_dir: str | None = None,
     classes: Sequence[int] = tuple(range(10)),
 ) -> Splits:
-    """MNIST digits, padded by 2 pixels to `uint8 [n 32 32 1]`. `classes` selects digits."""
+    """Reads MNIST, padded by 2 pixels to `uint8 [n 32 32 1]`. `classes` selects digits."""
     if unknown := [digit for digit in classes if digit not in range(10)]:
         raise ValueError(f"mnist: classes are digits 0..9, not {unknown[0]!r}")
     splits = []
@@ -364,7 +364,7 @@ def mnist(
 
 
 def glyphs() -> Splits:
-    """Characters in sixteen typefaces, 32x32 grayscale, rendered in about two seconds; no download.
+    """Renders characters in 16 typefaces, 32x32 grayscale, in about two seconds; no download.
 
     Every other character is for training (with `transforms.glyphs_train`, which distorts each image
     again), the others are for testing.
@@ -390,7 +390,7 @@ def _by_class_id(
     boxes: np.ndarray | None = None,
     train_classes: int,
 ) -> Splits:
-    """The classes with ids 1 to `train_classes` for training. `names` are the class names."""
+    """Divides classes by id: 1 to `train_classes` are for training. `names` are class names."""
     name_of_id = dict(zip(ids.tolist(), names, strict=True))
     order = sorted(name_of_id)
     labels, class_names = encode(
@@ -401,7 +401,7 @@ def _by_class_id(
 
 
 def _columns(path: pathlib.Path, count: int, header: int = 0) -> list[list[str]]:
-    """The rows of a text file, split at spaces into at least `count` columns."""
+    """Reads the rows of a text file, split at spaces into at least `count` columns."""
     rows = []
     text = path.read_text(encoding="utf-8")
     for number, line in enumerate(text.splitlines()[header:], header + 1):
@@ -435,7 +435,7 @@ def _check_first(paths: Records, dataset: str) -> None:
 
 
 def _checked(name: str, splits: Splits) -> Splits:
-    """The splits, after a warning if their counts are not the published ones."""
+    """Returns the splits, after a warning if their counts are not the published ones."""
     counts = Published(*(n for split in splits for n in (len(split.names), len(split))))
     if counts != PUBLISHED[name]:
         logging.warning(
@@ -448,7 +448,7 @@ def _checked(name: str, splits: Splits) -> Splits:
 
 
 def _mnist_file(root: _Path, stem: str) -> np.ndarray:
-    """The array of an idx file, whose name and folder differ between distributions."""
+    """Reads an idx file, whose name and folder differ between distributions."""
     home = pathlib.Path(root or ".").expanduser()
     for name in (f"{stem}-ubyte", f"{stem}-ubyte.gz", f"{stem.replace('-idx', '.idx')}-ubyte"):
         for folder_ in (home, home / "MNIST" / "raw", home / "mnist"):
@@ -461,7 +461,7 @@ def _mnist_file(root: _Path, stem: str) -> np.ndarray:
 
 
 def _idx(path: pathlib.Path) -> np.ndarray:
-    """The `uint8` array in an idx file, gzipped or not."""
+    """Reads the `uint8` array in an idx file, gzipped or not."""
     data = path.read_bytes()
     if data[:2] == b"\x1f\x8b":
         try:

@@ -31,7 +31,7 @@ def decode(
     least_side: int | None = None,
     keep_gray: bool = False,
 ) -> np.ndarray:
-    """RGB pixels of an encoded image, `uint8 [h w 3]`.
+    """Decodes an image to RGB pixels, `uint8 [h w 3]`.
 
     Grayscale is repeated or, with `keep_gray`, kept: `uint8 [h w 1]`. Alpha is dropped, CMYK and
     palettes are converted. The EXIF orientation is applied. 16-bit grayscale keeps its high byte;
@@ -62,14 +62,14 @@ def decode(
 
 
 def _divisor(height: int, width: int, least_side: int | None) -> int:
-    """By what the sides of a JPEG are divided: 1, 2, 4 or 8, as in Pillow's `draft`."""
+    """Returns by what the sides of a JPEG are divided: 1, 2, 4 or 8, as in Pillow's `draft`."""
     if least_side is None:
         return 1
     return max(n for n in (1, 2, 4, 8) if n <= max(1, min(height, width) // least_side))
 
 
 def _may_be_rotated(data: bytes) -> bool:
-    """Whether the file has EXIF or XMP metadata that may contain an orientation."""
+    """Tells whether the file has EXIF or XMP metadata that may contain an orientation."""
     head = data[:65536]
     return b"Exif\0" in head or b"tiff:Orientation" in head
 
@@ -102,7 +102,7 @@ def _pillow(
 
 
 def mode(data: bytes) -> str:
-    """Pillow's name of the pixel format: L, RGB, RGBA, CMYK, P, ...
+    """Returns Pillow's name of the pixel format: L, RGB, RGBA, CMYK, P, ...
 
     It is "" for an image that is too large for Pillow, which simplejpeg may still read.
     """
@@ -118,7 +118,7 @@ def mode(data: bytes) -> str:
 def read(
     record: str | os.PathLike | bytes | np.ndarray, *, least_side: int | None = None
 ) -> np.ndarray:
-    """The pixels of a record: a path, encoded bytes, or an array, which is returned as it is.
+    """Reads the pixels of a record: a path, encoded bytes, or an array (returned unchanged).
 
     `least_side` is as in `decode`.
     """
@@ -135,17 +135,17 @@ def read(
 
 
 def encode(image: np.ndarray, *, quality: int) -> bytes:
-    """JPEG bytes with 4:2:0 chroma. Always by Pillow, so that hashes agree between machines."""
+    """Encodes a JPEG with 4:2:0 chroma, always by Pillow, so that hashes agree everywhere."""
     return file_bytes(to_pil(image), "JPEG", quality=quality, subsampling="4:2:0")
 
 
 def to_pil(image: np.ndarray) -> Image.Image:
-    """A Pillow image of one or three channels."""
+    """Converts an array of one or three channels to a Pillow image."""
     return Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
 
 
 def file_bytes(picture: Image.Image, format: str, **options) -> bytes:
-    """The bytes of the file that Pillow writes."""
+    """Returns the bytes of the file that Pillow writes."""
     out = io.BytesIO()
     picture.save(out, format, **options)
     return out.getvalue()

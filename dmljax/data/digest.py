@@ -15,7 +15,7 @@ _SAMPLED = 64  # files whose size, or records whose content, is a part of the di
 
 
 def digest(splits: Splits) -> str:
-    """SHA-256 of a data set: labels, class names, marks, and what identifies the records.
+    """Computes the SHA-256 of a data set: labels, names, marks, and the identity of records.
 
     * Arrays: every pixel.
     * Files: their paths relative to the folder that contains all of them, and the size of 64 files
@@ -40,7 +40,7 @@ def digest(splits: Splits) -> str:
 
 
 def digest_of_images(split: Split) -> str:
-    """SHA-256 of the images of a split without their labels, which notices files that change.
+    """Computes the SHA-256 of the images of a split, which changes with any of its files.
 
     It counts the paths below the common folder, the size and the time of change of every file.
     """
@@ -58,7 +58,7 @@ def digest_of_images(split: Split) -> str:
 
 
 def digest_of_source(splits: Splits) -> str:
-    """SHA-256 of labels, class names, marks and names of records, for an interrupted `prepare`.
+    """Computes the SHA-256 of labels, names and marks, for an interrupted `prepare`.
 
     It shows whether the source has changed since an earlier run, whose shards must not be mixed in.
     """
@@ -75,7 +75,7 @@ def digest_of_source(splits: Splits) -> str:
 
 
 def image_keys(split: Split) -> np.ndarray | None:
-    """A 64-bit digest of path, size, time of change and box of every image; None without files."""
+    """Computes a 64-bit hash of path, size, mtime and box of every image; None without files."""
     paths = _paths(split.records)
     if not paths:
         return None
@@ -94,7 +94,7 @@ def _size_and_time(path: str) -> tuple[int, int] | None:
 
 
 def _paths(records: Records) -> list[str]:
-    """The absolute paths of records that are files, otherwise nothing."""
+    """Returns the absolute paths of records that are files, otherwise nothing."""
     if isinstance(records, list | tuple) and records and isinstance(records[0], str | pathlib.Path):
         return [os.path.abspath(path) for path in records]
     return []
@@ -121,7 +121,7 @@ def _identity(split: Split, parent: str) -> Iterable[bytes]:
 
 
 def _size(path: str) -> int | None:
-    """The bytes of a file, or None: the reader reports files that are missing."""
+    """Returns the size of a file, or None: the reader reports missing files."""
     return os.path.getsize(path) if os.path.isfile(path) else None
 
 

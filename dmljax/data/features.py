@@ -76,7 +76,7 @@ class Features:
         return result
 
     def describe(self, i: int) -> str:
-        """What messages call record `i`."""
+        """Returns the name of record `i` in messages."""
         return record_name(self.images.records, i)
 
 
@@ -120,7 +120,7 @@ class Entry(NamedTuple):
     keys_name: str | None
 
     def computed_elsewhere(self) -> dict[int, tuple[Rows, int]]:
-        """For rows whose features another entry has: its array, and the row there.
+        """Finds rows whose features another entry has: its array, and the row there.
 
         Also writes the keys of these images, by which other entries find their features.
         """
@@ -195,7 +195,7 @@ class Cache:
         return self.entries[0].seconds
 
     def split(self, images: Split, *, is_training: bool = False) -> Split:
-        """The split with features as records, which `compute` makes readable."""
+        """Returns the split with features as records, which `compute` makes readable."""
         if not len(images):
             return images
         rows, augmented = self._rows(images, self._evaluation), None

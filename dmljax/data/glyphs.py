@@ -63,7 +63,7 @@ def _font(face: str) -> ImageFont.FreeTypeFont:
 
 
 def _draw(character: str, face: str) -> np.ndarray:
-    """White on black, with a centered bounding box, `uint8 [32 32 1]`."""
+    """Draws white on black, with a centered bounding box, `uint8 [32 32 1]`."""
     ink = _font(face).getmask(character, mode="L")
     width, height = ink.size
     top, left = (SIZE - height) // 2, (SIZE - width) // 2
@@ -75,7 +75,7 @@ def _draw(character: str, face: str) -> np.ndarray:
 
 @functools.lru_cache(maxsize=2)
 def images(characters: str) -> np.ndarray:
-    """All faces of the first character, then of the next, `uint8 [n 32 32 1]`, read-only.
+    """Renders all faces of each character in order, `uint8 [n 32 32 1]`, read-only.
 
     Each image has its own fixed distortion, seeded by its code point and face. So an image does not
     depend on the other characters or their order.

@@ -20,7 +20,7 @@ from dmljax.data.splits import Split
 from dmljax.files import image_formats, reading
 from dmljax.files import writing as files
 
-_MARKER = ".dmljax.json"  # says what the folder holds; hidden files are no images
+_MARKER = ".dmljax.json"  # describes the content; hidden files are not read as images
 _MOST_BYTES = 120  # of the name of a folder
 
 
@@ -70,7 +70,7 @@ def _claim(folder: pathlib.Path, about: dict[str, Any]) -> None:
 
 
 def _folder_names(classes: tuple[str, ...]) -> list[str]:
-    """A name for the folder of each class: without characters that a path may not have."""
+    """Returns a folder name for each class, without characters that a path may not have."""
     names: list[str] = []
     taken: set[str] = set()
     for number, text in enumerate(classes):
@@ -85,9 +85,9 @@ def _folder_names(classes: tuple[str, ...]) -> list[str]:
 
 
 def encoded(split: Split, i: int, read_fn: Callable[[int], np.ndarray]) -> tuple[bytes, str]:
-    """The bytes and the suffix of the file of image `i`: of its own, or a PNG file of its pixels.
+    """Returns bytes and suffix of the file of image `i`, or of a PNG file of its pixels.
 
-    `read_fn(i)` gives the pixels, where the image is cut or has no file that is known.
+    `read_fn(i)` gives the pixels, if the image is cut or its format is unknown.
     """
     record = split.records[i]
     if split.boxes is None and not isinstance(record, np.ndarray):

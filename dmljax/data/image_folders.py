@@ -14,16 +14,16 @@ from dmljax.data.splits import Split, Splits, divide, encode
 from dmljax.files import image_formats
 from dmljax.hints import counted
 
-_VALIDATION = ("val", "valid", "validation")  # folders beside train/ that are no classes
+_VALIDATION = ("val", "valid", "validation")  # folders that are not classes
 
 
 def folder(*, root: str | os.PathLike, split: float | Sequence[str] | None = None) -> Splits:
-    """One folder of images per class, with any folders below.
+    """Reads one folder of images per class, with any folders below.
 
     `split` is the fraction of the classes for training, in alphabetic order, or their names. If it
     is None and `root` has folders `train/` and `test/` (or `query/` and `gallery/`), these are the
     two splits. Otherwise the first half of the classes is for training. A folder `val/` is never
-    read: beside `train/` alone it is refused.
+    read: with `train/` but without `test/` it is refused.
     """
     folder = find_folder(root, [], dataset="folder", origin="your own images")
     unread: list[str] = []
@@ -33,7 +33,7 @@ def folder(*, root: str | os.PathLike, split: float | Sequence[str] | None = Non
 
 
 def _splits(folder: pathlib.Path, split: float | Sequence[str] | None, unread: list[str]) -> Splits:
-    """The splits of a folder. Images in formats that are not read are added to `unread`."""
+    """Reads the splits of a folder, and appends images in unsupported formats to `unread`."""
     names = ("train", "test", "query", "gallery")
     exists = {name: split is None and (folder / name).is_dir() for name in names}
     if exists["query"] != exists["gallery"]:
@@ -47,16 +47,14 @@ def _splits(folder: pathlib.Path, split: float | Sequence[str] | None, unread: l
         train = _labeled_paths(folder / "train", unread) if exists["train"] else []
         return Splits(_split(train), test)
     if exists["train"] and exists["test"]:
-        return Splits(
-            *(_split(_labeled_paths(folder / name, unread)) for name in ("train", "test"))
-        )
+        return Splits(*(_split(_labeled_paths(folder / x, unread)) for x in ("train", "test")))
     return divide(_split(_labeled_paths(folder, unread)), train=0.5 if split is None else split)
 
 
 def read_folders(
     root: str | os.PathLike, split: float | Sequence[str] | None = None
 ) -> list[pathlib.Path]:
-    """The folders whose subfolders `folder` reads as classes."""
+    """Returns the folders whose subfolders `folder` reads as classes."""
     root = pathlib.Path(root).expanduser()
     exists = {name for name in ("train", "test", "query", "gallery") if (root / name).is_dir()}
     if split is None and (exists >= {"train", "test"} or exists >= {"query", "gallery"}):
@@ -67,7 +65,7 @@ def read_folders(
 def _check_validation(
     folder: pathlib.Path, split: float | Sequence[str] | None, *, has_test: bool
 ) -> None:
-    """Refuses `val/` beside `train/`, which would be two classes; says that it is not read."""
+    """Refuses `train/` with `val/` only, which would be two classes; warns if it is unused."""
     if isinstance(split, Sequence) or not (folder / "train").is_dir():
         return
     for name in _VALIDATION:
@@ -79,13 +77,13 @@ def _check_validation(
             )
         elif not (folder / "test").is_dir():
             raise ValueError(
-                f"folder: {folder} has train/ and {name}/, which are no classes, and no test/: "
+                f"folder: {folder} has train/ and {name}/, which are not classes, and no test/: "
                 f"rename {name}/ to test/, or move it away"
             )
 
 
 def _check_single(folder: pathlib.Path) -> None:
-    """Refuses `train/` or `test/` with folders of classes and nothing beside it."""
+    """Refuses `train/` or `test/` with folders of classes and without the other one."""
     folders = [x for x in folder.iterdir() if x.is_dir() and not x.name.startswith(".")]
     others = {"train": "test", "test": "train"}
     if len(folders) != 1 or (name := folders[0].name) not in others:
@@ -103,7 +101,7 @@ def _split(labeled_paths: Sequence[tuple[str, str]], **marks: np.ndarray) -> Spl
 
 
 def _labeled_paths(root: pathlib.Path, unread: list[str]) -> list[tuple[str, str]]:
-    """`(path, class)` of every image; a class is a folder in `root`.
+    """Lists `(path, class)` of every image; a class is a folder in `root`.
 
     Images in formats that are not read are added to `unread`.
     """
@@ -149,14 +147,11 @@ def _labeled_paths(root: pathlib.Path, unread: list[str]) -> list[tuple[str, str
         ) from error
     if not labeled_paths:
         note = f" ({counted(outside, 'image')} directly in it)" if outside else ""
-        if unread_of_root:
-            text = unread_text(unread_of_root)
-            raise FileNotFoundError(f"folder: {root} has no folder of images{note}, only {text}")
-        suffixes = " ".join(image_formats.SUFFIXES)
-        raise FileNotFoundError(
-            f"folder: {root} has no folder of images{note}: put the images of each class in a "
-            f"folder of its own; known suffixes are {suffixes}"
-        )
+        text = f", only {unread_text(unread_of_root)}"
+        if not unread_of_root:
+            text = ": put the images of each class in a separate folder; known suffixes are "
+            text += " ".join(image_formats.SUFFIXES)
+        raise FileNotFoundError(f"folder: {root} contains no folder of images{note}{text}")
     unread += unread_of_root
     if outside:
         logging.warning("%s: ignoring %s outside of class folders", root, counted(outside, "image"))
@@ -171,7 +166,7 @@ def find_folder(
     origin: str,
     inside: Sequence[str] = (),
 ) -> pathlib.Path:
-    """The folder that contains all `files`: `root`, or one of its subfolders `inside`.
+    """Finds the folder that contains all `files`: `root`, or one of its subfolders `inside`.
 
     If there is none, the error says what is missing, where the data set comes from, and what to
     set.
@@ -183,17 +178,17 @@ def find_folder(
     if root is None:
         raise ValueError(f"{dataset}: no root is given. {help_}")
     root = pathlib.Path(root).expanduser()
-    if not root.exists():
-        raise FileNotFoundError(f"{dataset}: the folder {root} does not exist. {help_}")
-    if not root.is_dir():
-        raise NotADirectoryError(f"{dataset}: root {root} is a file, not a folder. {help_}")
-    folders = [root, *(root / name for name in inside)]
-    for folder in folders:
-        if all((folder / file).exists() for file in files):
-            return folder
-    best = max(folders, key=lambda folder: sum((folder / file).exists() for file in files))
-    missing = [file for file in files if not (best / file).exists()]
-    raise FileNotFoundError(f"{dataset}: {best} has no {', no '.join(missing)}. {help_}")
+    if root.is_dir():
+        folders = [root, *(root / name for name in inside)]
+        best = max(folders, key=lambda folder: sum((folder / file).exists() for file in files))
+        missing = [file for file in files if not (best / file).exists()]
+        if not missing:
+            return best
+        problem = f"{best} has no {', no '.join(missing)}"
+    else:
+        problem = f"root {root} is a file, not a folder"
+        problem = problem if root.exists() else f"the folder {root} does not exist"
+    raise FileNotFoundError(f"{dataset}: {problem}. {help_}")
 
 
 class _Files(NamedTuple):
@@ -208,7 +203,7 @@ class _Files(NamedTuple):
 
 
 def image_paths(folder: pathlib.Path, *, unread: list[str] | None = None) -> list[str]:
-    """Paths of all images under `folder`, sorted, without hidden files.
+    """Lists the paths of all images under `folder`, sorted, without hidden files.
 
     Paths of images in formats that are not read are added to `unread`; without it, one warning
     counts them. Links to folders are followed, except those that lead back: every folder is entered
@@ -225,7 +220,7 @@ def image_paths(folder: pathlib.Path, *, unread: list[str] | None = None) -> lis
 
 
 def has_images(folder: pathlib.Path) -> bool:
-    """Whether `image_paths` returns any."""
+    """Tells whether `image_paths` returns any."""
     return bool(_files(folder).images)
 
 
@@ -254,23 +249,23 @@ def _files(folder: pathlib.Path) -> _Files:
 
 
 def contains(folder: str | os.PathLike, other: str | os.PathLike) -> bool:
-    """Whether `other` is `folder` or lies below it, with links resolved."""
+    """Tells whether `other` is `folder` or lies below it, with links resolved."""
     return pathlib.Path(os.path.realpath(other)).is_relative_to(os.path.realpath(folder))
 
 
 def is_unread(name: str) -> bool:
-    """Whether a file is an image in a format that is not read, by its name."""
+    """Tells by its name whether a file is an image in an unsupported format."""
     return name.lower().endswith(image_formats.UNREAD_SUFFIXES)
 
 
 def warn_of_unread(folder: str | os.PathLike, paths: Sequence[str]) -> None:
-    """One warning about all images in formats that are not read, if there are any."""
+    """Warns once about all images in unsupported formats, if there are any."""
     if paths:
         logging.warning("%s: %s", folder, unread_text(paths))
 
 
 def unread_text(paths: Sequence[str]) -> str:
-    """How many images are in which formats that are not read, and what to do."""
+    """Describes how many images are in which unsupported formats, and what to do."""
     counts = collections.Counter(os.path.splitext(path)[1].lower() for path in paths)
     formats = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(counts.items()))
     images = counted(len(paths), "image")

@@ -115,7 +115,7 @@ def train(
     cache: bool = False,
     unreadable: str = "raise",
 ) -> Batches:
-    """Endless training batches. A later first step `start` takes no longer than step 0.
+    """Yields training batches without end. To start at a later step takes no extra time.
 
     `sample_fn(groups, *, seed, step) -> indices` plans the global batch, for instance
     `functools.partial(sampling.class_balanced, classes=32, per_class=4)`; `groups` is
@@ -127,10 +127,7 @@ def train(
     read; if the class has none, one of another class, with its label. `Batches.skipped` counts
     such images.
     """
-    if not len(split):
-        raise ValueError("the split is empty: there is nothing to read")
-    groups = sampling.group(split.labels)
-    _warn_about_single_images(split, groups)
+    groups = _groups(split)
     transform = transform_lib.bind(transform_fn)
     batch_fn = TrainBatch(
         reader=Reader(split, cache, least_side=transform.least_side),
@@ -157,12 +154,11 @@ def planned(
     padded: int | None = None,
     workers: int = 0,
 ) -> Batches:
-    """The batches of `train` without pixels: rows and draws, for devices that hold the images.
+    """Yields the batches of `train` without pixels, for devices that hold the images.
 
     `transform`, `shapes` and `sources` are as in `batches.PlannedBatch`; no image is read.
     """
-    groups = sampling.group(split.labels)
-    _warn_about_single_images(split, groups)
+    groups = _groups(split)
     share = _share(len(sample_fn(groups, seed=seed, step=start)), host, hosts, padded, "raise")
     batch_fn = PlannedBatch(
         transform=transform,
@@ -192,15 +188,14 @@ def evaluation(
     skipped: collections.Counter[str] | None = None,
     rows: range | None = None,
 ) -> Batches:
-    """Every image once, in order, in batches of one size; with `rows`, only these images.
+    """Yields every image once, in order, in batches of one size; with `rows`, only these.
 
     `batch_size` counts the rows of all hosts together, and `padded` also counts rows of padding. A
     dict as `cache` is filled, and can be used again. With `unreadable='skip'`, an image that cannot
     be read is black, and False in `where`. Such images are counted in `skipped`; a name that it
     already contains is not logged again.
     """
-    if not len(split):
-        raise ValueError("the split is empty: there is nothing to read")
+    _check_not_empty(split)
     rows = range(len(split)) if rows is None else rows
     transform = transform_lib.bind(transform_fn)
     batch_fn = EvaluationBatch(
@@ -214,13 +209,13 @@ def evaluation(
 
 
 def workers_for(split: Split) -> int:
-    """How many processes decode images fast enough for an accelerator.
+    """Returns how many processes decode images fast enough for an accelerator.
 
     Threads of one process hand Python's lock to each other several times for each image, so that 16
     threads are no faster than four. 8 processes on 16 cores decoded 3,301 JPEGs a second, and 16
     threads 673. Images in memory stay in this process: each other one would need a copy.
     """
-    records = getattr(split.records, "records", split.records)  # of which these are some
+    records = getattr(split.records, "records", split.records)  # a subset keeps all of them
     are_files = isinstance(records, ArrayRecords) or (
         isinstance(records, list | tuple)
         and isinstance(next(iter(records), None), str | os.PathLike)
@@ -232,7 +227,7 @@ def workers_for(split: Split) -> int:
 
 
 def _may_start_processes() -> bool:
-    """Whether the main module is the command `dmljax` or a notebook: a new process runs it again,
+    """Tells whether the main module is the command `dmljax` or a notebook: a process runs it again,
     which the script of a user may not expect."""
     main = sys.modules["__main__"]
     spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
@@ -244,7 +239,7 @@ def _may_start_processes() -> bool:
 
 
 def _reason(split: Split, i: int) -> str:
-    """Why image `i` cannot be read, in parentheses; "" if it now can.
+    """Returns why image `i` cannot be read, in parentheses; "" if it now can.
 
     The image is read again, because worker processes return no more than its number.
     """
@@ -255,17 +250,26 @@ def _reason(split: Split, i: int) -> str:
     return ""
 
 
-def _warn_about_single_images(split: Split, groups: sampling.Groups) -> None:
+def _check_not_empty(split: Split) -> None:
+    if not len(split):
+        raise ValueError("the split is empty: there is nothing to read")
+
+
+def _groups(split: Split) -> sampling.Groups:
+    """Groups images by class, and warns about classes with one image."""
+    _check_not_empty(split)
+    groups = sampling.group(split.labels)
     if single := int((groups.count == 1).sum()):
         name = split.names[int(split.labels[groups.images(int(np.argmin(groups.count)))[0]])]
         classes = f"{counted(single, 'class')} {'has' if single == 1 else 'have'}"
         logging.warning("%s one image, so no positive, such as %r", classes, name)
+    return groups
 
 
 def _share(
     batch_size: int, host: int, hosts: int, padded: int | None, unreadable: str
 ) -> dict[str, Any]:
-    """The rows of a host, as `batches` takes them; the last ones may be padding."""
+    """Returns the rows of a host, as `batches` takes them; the last ones may be padding."""
     if batch_size < 1:
         raise ValueError(f"batch_size must be 1 or more, not {batch_size}")
     if unreadable not in ("raise", "skip"):
@@ -289,7 +293,7 @@ def _in_background(
     threads: int | None,
     workers: int,
 ) -> Any:
-    """`batch_fn(step)` of the steps from `start` to `stop`, in order, computed ahead by grain.
+    """Computes `batch_fn(step)` of the steps `start` to `stop` ahead, in order, by grain.
 
     The elements of grain's data set are complete batches. If they were rows, each worker would
     build its own batches of rows, which would destroy their P x K structure.

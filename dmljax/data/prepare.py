@@ -174,7 +174,7 @@ def _write_shard(
 
 
 def _jpeg(reader: Reader, i: int, settings: dict[str, Any]) -> bytes:
-    """Image `i` in the geometry of the settings, encoded."""
+    """Encodes image `i` in the geometry of the settings."""
     image = reader(i)
     small = min(image.shape[:2]) <= settings["size"]
     if settings["geometry"] == "shorter":
@@ -190,13 +190,13 @@ def _jpeg(reader: Reader, i: int, settings: dict[str, Any]) -> bytes:
 
 
 def _original(record: Any) -> bytes | None:
-    """The bytes of the record if they are a JPEG without EXIF, which may contain a rotation."""
+    """Returns the bytes of a JPEG without EXIF, which may contain a rotation, else None."""
     data = record if isinstance(record, bytes) else pathlib.Path(record).read_bytes()
     return data if data[:2] == b"\xff\xd8" and b"Exif\0" not in data[:65536] else None
 
 
 def _summary(split: Split, shards: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the manifest says about a split."""
+    """Returns the entry of a split in the manifest."""
     rows = [row for shard in shards for row in shard["rows"]]
     marks = {name: getattr(split, name) for name in MARKS}
     return {
@@ -213,7 +213,7 @@ def _summary(split: Split, shards: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def manifest(root: str | os.PathLike) -> dict:
-    """The manifest of a prepared data set: settings; counts, labels, shards of each split."""
+    """Reads the manifest of a prepared data set: settings; labels and shards of each split."""
     root = pathlib.Path(root).expanduser()
     path = root / MANIFEST
     if not path.is_file():
@@ -230,7 +230,7 @@ def manifest(root: str | os.PathLike) -> dict:
 
 
 def prepared(*, root: str | os.PathLike) -> Splits:
-    """A data set that `prepare` has written to `root`, with the labels and marks of its source."""
+    """Reads a data set that `prepare` wrote to `root`, with labels and marks of its source."""
     root = pathlib.Path(root).expanduser()
     splits = []
     for name in Splits._fields:

@@ -35,7 +35,7 @@ class Reader:
             self._cache = cache if isinstance(cache, dict) else {}
 
     def __call__(self, i: int, record: bytes | None = None) -> np.ndarray:
-        """Image `i`; `record` is its content if the caller has read it already."""
+        """Reads image `i`; `record` is its content if the caller has read it already."""
         if self._cache is not None and (image := self._cache.get(i)) is not None:
             return image
         try:
@@ -60,7 +60,7 @@ class Reader:
         return image
 
     def stack(self, indices: np.ndarray) -> np.ndarray | None:
-        """The images at `indices`, if the split is one array in memory; otherwise None."""
+        """Returns the images at `indices` if the split is one array in memory, otherwise None."""
         records = self.split.records
         if isinstance(records, np.ndarray) and records.ndim == 4 and self.split.boxes is None:
             return records[indices]
@@ -81,7 +81,7 @@ class ArrayRecords:
         from array_record.python import array_record_data_source
 
         self._shards = [os.fspath(shard) for shard in shards]
-        # An empty split has no shards, which ArrayRecord does not accept.
+        # ArrayRecord does not accept an empty split.
         self._source = (
             array_record_data_source.ArrayRecordDataSource(self._shards) if self._shards else ()
         )
@@ -99,11 +99,11 @@ class ArrayRecords:
         self.__init__(shards)
 
     def describe(self, i: int) -> str:
-        """What messages call record `i`."""
+        """Returns the name of record `i` in messages."""
         return f"record {i} of {os.path.dirname(self._shards[0])}"
 
     def fingerprint(self) -> str:
-        """The names and sizes of the shards, for `data.digest`."""
+        """Returns the names and sizes of the shards, for `data.digest`."""
         sizes = {os.path.basename(shard): os.path.getsize(shard) for shard in self._shards}
         return f"ArrayRecord {sorted(sizes.items())}"
 
@@ -121,11 +121,11 @@ class TfdsRecords:
         return self._source[range(len(self._source))[i]]["image"]
 
     def describe(self, i: int) -> str:
-        """What messages call record `i`."""
+        """Returns the name of record `i` in messages."""
         return f"record {i} of tfds {self._name}"
 
     def fingerprint(self) -> str:
-        """The name and the size of the data set, for `data.digest`."""
+        """Returns the name and the size of the data set, for `data.digest`."""
         return f"tfds {self._name} {len(self)}"
 
 
@@ -137,7 +137,7 @@ def tfds_set(
     columns: Sequence[str],
     encoded: Sequence[str] = (),
 ) -> tuple[TfdsRecords, dict[str, tuple], Any]:
-    """`(records, {column: values}, features)` of a TFDS data set stored as ArrayRecord.
+    """Reads `(records, {column: values}, features)` of a TFDS data set in ArrayRecord files.
 
     Reading the columns does not decode images: neither "image" nor the features in `encoded`.
     """
@@ -181,7 +181,7 @@ def _check_features(folder: pathlib.Path) -> None:
 
 
 def _class_names(content: Any) -> Iterator[str]:
-    """The names of classes in the JSON of a `features.json`, in its present and its old form."""
+    """Yields the names of classes in the JSON of a `features.json` of any version of TFDS."""
     for key, value in content.items() if isinstance(content, dict) else enumerate(content):
         if key in ("pythonClassName", "python_class_name", "type") and isinstance(value, str):
             yield value

@@ -64,7 +64,7 @@ class Split:
         return len(self.labels)
 
     def search(self, embeddings: np.ndarray) -> Search:
-        """The protocol of queries, gallery and groups for `embeddings [n ...]` of the split.
+        """Returns the protocol of queries, gallery and groups for `embeddings [n ...]`.
 
         Images that could not be read, rows that hold a NaN, neither search nor are found.
         """
@@ -82,7 +82,7 @@ class Split:
         return Search(vectors, labels, options, queries, items, within, readable)
 
     def missing_positives(self, embeddings: np.ndarray | None = None) -> str:
-        """Why no query can find an image of its class, so that there is nothing to score, or "".
+        """Returns why no query can find an image of its class, or "" if there is one to score.
 
         With `embeddings`, images that could not be read do not count (`search`).
         """
@@ -116,7 +116,7 @@ class Split:
 def warn_of_one_class(
     split: Split, title: str, *, result: str = "every image is right, and the scores say nothing"
 ) -> None:
-    """A warning with its `result` if the split, which is called `title`, has only one class."""
+    """Warns, with the `result`, if the split called `title` has only one class."""
     if len(split.names) == 1:
         logging.warning("%s has one class, %r: %s", title, split.names[0], result)
 
@@ -156,7 +156,7 @@ class Splits(NamedTuple):
 
 
 def encode(strings: Iterable[Any], *, names: Sequence[str] | None = None):
-    """`(labels, names)` of a list of class names.
+    """Returns `(labels, names)` of a list of class names.
 
     `names` are sorted (numbers by value) unless given. Names are compared in Unicode's composed
     form, because some file systems store 'é' as one code point and others as two.
@@ -202,7 +202,7 @@ class _Selection:
 
 
 def select(records: Records, indices: np.ndarray) -> Records:
-    """`records` at `indices`, without reading them."""
+    """Selects the records at `indices`, without reading them."""
     if isinstance(records, np.ndarray):
         return records[indices]
     if isinstance(records, list | tuple):
@@ -213,7 +213,7 @@ def select(records: Records, indices: np.ndarray) -> Records:
 
 
 def record_name(records: Records, i: int) -> str:
-    """What messages call record `i`: its path if it has one, otherwise its number."""
+    """Returns the name of record `i` in messages: its path if it has one, otherwise its index."""
     if describe := getattr(records, "describe", None):
         return describe(i)
     if isinstance(records, np.ndarray):
@@ -223,7 +223,7 @@ def record_name(records: Records, i: int) -> str:
 
 
 def subset(split: Split, indices: np.ndarray) -> Split:
-    """The images at `indices`, in that order. Classes without images are removed."""
+    """Selects the images at `indices`, in that order. Classes without images are removed."""
     indices = np.asarray(indices)
     if indices.dtype == bool:
         indices = np.flatnonzero(indices)
@@ -238,14 +238,14 @@ def subset(split: Split, indices: np.ndarray) -> Split:
 
 
 def repeated(split: Split, times: int) -> Split:
-    """Every image `times` in a row, without marks of queries and gallery."""
+    """Repeats every image `times` in a row, without marks of queries and gallery."""
     rows = np.repeat(np.arange(len(split)), times)
     boxes = None if split.boxes is None else split.boxes[rows]
     return Split(_Selection(split.records, rows), split.labels[rows], split.names, boxes=boxes)
 
 
 def images_of(split: Split) -> Split:
-    """The split with its images as records, where its records are features of images."""
+    """Returns the split with images as records, where its records are features of images."""
     if isinstance(selection := split.records, _Selection):
         images = getattr(selection.records, "images", None)
         if images is None:
@@ -260,7 +260,7 @@ def images_of(split: Split) -> Split:
 
 
 def divide(split: Split, *, train: float | Sequence[str]) -> Splits:
-    """Splits without a common class. `train` is a fraction of the classes or their names.
+    """Divides a split by class. `train` is a fraction of the classes or their names.
 
     A fraction selects the first classes in their order.
 
@@ -285,7 +285,7 @@ def divide(split: Split, *, train: float | Sequence[str]) -> Splits:
 def fold_of_classes(
     classes: int, *, fold: int, folds: int = 4, seed: int | None = None
 ) -> np.ndarray:
-    """Which classes a fold holds out, as bool `[classes]`: about one in `folds`.
+    """Returns which classes a fold holds out, as bool `[classes]`: about one in `folds`.
 
     Fold 0 holds out the last classes in their order. The other folds hold out contiguous blocks
     from the first class on (Musgrave et al., 2020): of 100 classes, 75 to 99, 0 to 24, 25 to 49 and
@@ -313,7 +313,7 @@ def fold_of_classes(
 
 
 def queries_and_gallery(split: Split) -> Split:
-    """The split with every second image of a class as a query, and the others as the gallery."""
+    """Marks every second image of a class as a query, and the others as the gallery."""
     order = np.argsort(split.labels, kind="stable")
     starts = np.searchsorted(split.labels[order], np.arange(len(split.names)))
     query = np.zeros(len(split), bool)
@@ -322,7 +322,7 @@ def queries_and_gallery(split: Split) -> Split:
 
 
 def share(split: Split, *, images: float = 1.0, classes: float = 1.0, seed: int) -> Split:
-    """A share of the classes, drawn with `seed`, and of each of them a share of the images.
+    """Draws a fraction of the classes with `seed`, and a fraction of the images of each.
 
     Two classes, and two images of a class that has them, always remain. With the same seed, a
     smaller share is a part of a larger one.

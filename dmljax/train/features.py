@@ -72,7 +72,7 @@ def compute_of_run(run: Run, state: TrainState, *, shard: parts.Shard | None = N
 
 
 def centered(run: Run, state: TrainState) -> TrainState:
-    """The state with mean, scale and main directions of training features in `CenteredDense`.
+    """Returns the state with mean, scale and directions of the features in `CenteredDense`.
 
     The scale is the mean norm of centered features over the square root of their width. The kernel
     gets the principal directions, each divided by a power of its deviation (`run.whiten`). They
@@ -117,7 +117,7 @@ def centered(run: Run, state: TrainState) -> TrainState:
 
 
 def whitened(features: np.ndarray, dim: int, amount: float = 0.5) -> np.ndarray:
-    """`dim` directions `[width dim]` of centered features `[n width]`, for the start of a head.
+    """Computes `dim` directions `[width dim]` of centered features, to initialize a head.
 
     Principal directions, each divided by (variance + a tenth of their mean variance)^(amount / 2):
     0 is PCA, 1 is whitening. The tenth keeps directions of little variance from becoming noise.
@@ -145,7 +145,7 @@ def _like(old: jax.Array, value: Any) -> jax.Array:
 
 
 def features_fn(run: Run, variables: tuple[Any, Any], *, output: str) -> Callable[[Any], jax.Array]:
-    """Images -> features of the backbone that has the parameters and the state `variables`."""
+    """Returns a function from images to features of the backbone with these `variables`."""
 
     @jax.jit
     def of_images(params, model_state, images):
@@ -171,7 +171,7 @@ def compute(
     """Computes the features of `cache` that are not on disk yet; returns how many images it read.
 
     `features_fn(images uint8) -> [b d]`. With `shard`, only that part of every array is computed;
-    processes with other shards, on this host or others, write beside it. Without, all parts are
+    processes with other shards, on this host or others, write the others. Without, all parts are
     completed. One file of rows is in memory at a time. With `unreadable='skip'`, images that cannot
     be read are counted in `skipped`; a name that it already contains is not logged again. `option`
     names another folder in messages.
@@ -208,7 +208,7 @@ def compute(
 
 
 def _part_count(folder: pathlib.Path) -> int:
-    """The number of parts with which the cache in `folder` was begun; 1 for a new one."""
+    """Reads the number of parts of the unfinished cache in `folder`; 1 for a new one."""
     try:
         return reading.json_file(folder / "shards.json")["parts"]
     except (FileNotFoundError, NotADirectoryError):  # `parts.claimed` says what is wrong

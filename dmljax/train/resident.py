@@ -154,7 +154,7 @@ class _Memory:
             return
         if not is_too_large:
             raise DoesNotFit("the training images do not fit on the devices of another host")
-        part = "" if self._fraction == 1 else f", of which they may take {self._fraction:.0%}"
+        part = "" if self._fraction == 1 else f", and they may take {self._fraction:.0%}"
         raise DoesNotFit(
             f"{self.describe()}, with {shown_bytes(self.free)} free{part}: take smaller "
             "images (dmljax prepare --size), more devices, or --config.runtime.data=host"
@@ -185,7 +185,7 @@ def _together(platform: str) -> int | None:
 def _images_fn(
     program: augment.Program, mesh: Mesh, *, hosts: int, together: int | None
 ) -> Callable[[dict[str, Any]], dict[str, jax.Array]]:
-    """The mesh is that of the step: a program with kernels such as cuDNN's takes no other."""
+    """Returns `Resident.images_fn`, on the mesh of the step: kernels such as cuDNN's need it."""
     (axis,) = mesh.axis_names
     split = PartitionSpec(axis)
     groups = np.arange(mesh.size).reshape(hosts, -1).tolist()
@@ -213,8 +213,8 @@ def _exchanged(
 ) -> jax.Array:
     """Gathers the images of the `rows` of a device, with zeros for padding (-1).
 
-    The devices of a host, a group, send them in up to as many pieces as there are devices. So a
-    device holds about as many images at a time as it has rows, and not the images of all devices.
+    The devices of a host, a group, send them in at most one piece per device. So a
+    device holds about one image per row of the batch, not the images of all devices.
     """
     devices = len(groups[0])
     size = -(-len(rows) // devices)

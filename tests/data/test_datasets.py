@@ -274,7 +274,7 @@ def test_a_missing_data_set_says_what_where_and_how(tmp_path, name):
     with pytest.raises(FileNotFoundError, match=r"has no .*comes from.*set root="):
         function(root=tmp_path)
     file = make.put(tmp_path / "archive.zip", b"x")
-    with pytest.raises(NotADirectoryError, match="is a file, not a folder"):
+    with pytest.raises(FileNotFoundError, match="is a file, not a folder"):
         function(root=file)
 
 

@@ -144,9 +144,9 @@ def test_a_folder_without_classes_counts_them_too(tmp_path, caplog):
 def test_errors_name_the_value_and_the_fix(tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
         datasets.folder(root=tmp_path / "nothing")
-    with pytest.raises(NotADirectoryError, match="is a file, not a folder"):
+    with pytest.raises(FileNotFoundError, match="is a file, not a folder"):
         datasets.folder(root=make.put(tmp_path / "file.jpg", make.jpeg()))
-    with pytest.raises(FileNotFoundError, match=r"\(1 image directly in it\).*folder of its"):
+    with pytest.raises(FileNotFoundError, match=r"\(1 image directly in it\).*separate folder"):
         datasets.folder(root=tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="no folder of images"):

@@ -9,7 +9,7 @@ from dmljax.data.sampling.base import Groups, Labels, check_batch, group
 def class_balanced(
     labels: Labels, *, classes: int, per_class: int, seed: int, step: int
 ) -> np.ndarray:
-    """P x K: `classes` distinct classes with `per_class` images each, class after class.
+    """Draws P x K: `classes` distinct classes with `per_class` images each, in order of class.
 
     If there are fewer than `classes` classes, every batch contains all of them.
 
@@ -49,7 +49,7 @@ def class_balanced(
 
 
 def coverage(labels: Labels, *, classes: int, per_class: int) -> int:
-    """Number of steps in which `class_balanced` uses every image at least once, for any seed."""
+    """Returns the steps in which `class_balanced` uses every image once, for any seed."""
     groups = group(labels)
     classes = min(classes, len(groups.count))
     check_batch(groups, classes, per_class)
@@ -64,7 +64,7 @@ def coverage(labels: Labels, *, classes: int, per_class: int) -> int:
 
 
 def describe_coverage(groups: Groups, *, classes: int, per_class: int) -> str:
-    """When `class_balanced` has used every image, and a note if it has too few classes."""
+    """Describes when `class_balanced` has used every image, and if it has too few classes."""
     steps = coverage(groups, classes=classes, per_class=per_class)
     note = f"every image is used within {steps} steps"
     if classes > (total := len(groups.count)):
@@ -73,7 +73,7 @@ def describe_coverage(groups: Groups, *, classes: int, per_class: int) -> str:
 
 
 def _round(total: int, classes: int) -> tuple[int, int, int]:
-    """Batches of a round, classes that a round leaves out, and the length of a cycle.
+    """Returns batches per round, classes that a round leaves out, and the cycle length.
 
     After a cycle of rounds, all classes have been left out equally often.
     """
@@ -92,7 +92,7 @@ def nearest_classes(
     seed: int,
     step: int,
 ) -> np.ndarray:
-    """P x K, where most classes of a batch are near another class of it.
+    """Draws P x K, where most classes of a batch are near another class of it.
 
     Every `near + 1` classes of a batch are one that `class_balanced` deals and the `near` classes
     nearest to it that the batch does not have yet. `neighbors [C n]` are the classes nearest to
@@ -131,13 +131,13 @@ def nearest_classes(
 
 
 def _some(images: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """`count` of the images in random order; each again only after all others."""
+    """Draws `count` images in random order; each again only after all others."""
     orders = [rng.permutation(images) for _ in range(-(-count // len(images)))]
     return np.concatenate(orders)[:count]
 
 
 def uniform(labels: Labels, *, batch_size: int, seed: int, step: int) -> np.ndarray:
-    """`batch_size` images of a shuffled epoch.
+    """Draws `batch_size` images of a shuffled epoch.
 
     A batch may contain the end of one epoch and the start of the next, so that no image is skipped.
     """

@@ -10,13 +10,13 @@ ROUND, CLASS_ORDER, UNIFORM, CHUNKS, CLASS_COUNT, N_PAIRS, ABE_PAIRS, OMITTED, N
 
 
 def generator(*key: int) -> np.random.Generator:
-    """A generator seeded by integers such as (seed, purpose, step)."""
+    """Returns a generator seeded by integers such as (seed, purpose, step)."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
 
 
 @functools.lru_cache(8192)
 def permutation(n: int, *key: int) -> np.ndarray:
-    """A random order of 0 to n - 1. Cached, since consecutive steps use the same orders."""
+    """Draws an order of 0 to n - 1. Cached, since consecutive steps use the same orders."""
     order = generator(*key).permutation(n)
     order.setflags(write=False)
     return order
@@ -32,7 +32,7 @@ class Groups:
     count: np.ndarray
 
     def images(self, c: int) -> np.ndarray:
-        """Indices of the images of class `c`."""
+        """Returns the indices of the images of class `c`."""
         return self.order[self.start[c] : self.start[c] + self.count[c]]
 
 
@@ -40,7 +40,7 @@ Labels = np.ndarray | Groups
 
 
 def group(labels: Labels) -> Groups:
-    """The images of each class. Classes are the distinct labels in ascending order."""
+    """Groups images by class. Classes are the distinct labels in ascending order."""
     if isinstance(labels, Groups):
         return labels
     labels = np.asarray(labels)

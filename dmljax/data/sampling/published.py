@@ -11,7 +11,7 @@ from dmljax.data.sampling.base import Groups, Labels, check_batch, group
 def class_chunks(
     labels: Labels, *, classes: int, per_class: int, seed: int, step: int
 ) -> np.ndarray:
-    """CombineSampler: `classes` chunks of `per_class` images of one class.
+    """Draws `classes` chunks of `per_class` images of one class (CombineSampler).
 
     Once per epoch, the images of every class are cut into chunks. The last chunk is filled up (or a
     full chunk is added) with images drawn again. Then all chunks are shuffled. So a batch may
@@ -24,13 +24,13 @@ def class_chunks(
 
 
 def chunks_epoch_length(groups: Groups, *, classes: int, per_class: int) -> int:
-    """The number of batches in an epoch of `class_chunks`."""
+    """Returns the number of batches in an epoch of `class_chunks`."""
     chunks = np.maximum(groups.count, per_class) // per_class + 1
     return -(-int(chunks.sum()) // classes)
 
 
 def random_class_count(labels: Labels, *, batch_size: int = 54, seed: int, step: int) -> np.ndarray:
-    """NumberSampler, used for CUB: each epoch draws how many classes share a batch.
+    """Draws how many classes share a batch in each epoch (NumberSampler, used for CUB).
 
     The candidates are the divisors of `batch_size` from 2 to `batch_size / 2` that the number of
     classes allows, all equally likely. The epoch is then one of `class_chunks`.
@@ -49,14 +49,14 @@ def random_class_count(labels: Labels, *, batch_size: int = 54, seed: int, step:
 def class_count_epoch_ends(
     groups: Groups, *, batch_size: int = 54, seed: int, epochs: int
 ) -> np.ndarray:
-    """The steps after which the first epochs of `random_class_count` end, `[epochs]`."""
+    """Returns the steps after which the first epochs of `random_class_count` end, `[epochs]`."""
     shapes = _shapes(groups, batch_size)
     lengths = _lengths(groups, shapes)
     return np.cumsum(lengths[_drawn_shapes(len(shapes), seed, epochs)])
 
 
 def _shapes(groups: Groups, batch_size: int) -> list[tuple[int, int]]:
-    """Possible (classes, images per class) of a batch of `random_class_count`."""
+    """Lists the possible (classes, images per class) of a batch of `random_class_count`."""
     shapes = [
         (classes, batch_size // classes)
         for classes in range(2, batch_size // 2 + 1)
@@ -73,18 +73,18 @@ def _shapes(groups: Groups, batch_size: int) -> list[tuple[int, int]]:
 
 
 def _lengths(groups: Groups, shapes: list[tuple[int, int]]) -> np.ndarray:
-    """The number of batches in an epoch of each shape."""
+    """Returns the number of batches in an epoch of each shape."""
     return np.array([chunks_epoch_length(groups, classes=p, per_class=k) for p, k in shapes])
 
 
 def _drawn_shapes(shapes: int, seed: int, epochs: int) -> np.ndarray:
-    """The index of the shape that each of the first `epochs` epochs draws, `[epochs]`."""
+    """Draws the index of the shape of each of the first `epochs` epochs, `[epochs]`."""
     return (base.generator(seed, base.CLASS_COUNT).random(epochs) * shapes).astype(np.int64)
 
 
 @functools.lru_cache(4)
 def _epoch(groups: Groups, classes: int, per_class: int, seed: int, epoch: int) -> np.ndarray:
-    """All batches of an epoch of `class_chunks`, `[steps classes * per_class]`."""
+    """Draws all batches of an epoch of `class_chunks`, `[steps classes * per_class]`."""
     rng = base.generator(seed, base.CHUNKS, epoch)
     chunks_by_class = []
     for c in range(len(groups.count)):
@@ -103,7 +103,7 @@ def _epoch(groups: Groups, classes: int, per_class: int, seed: int, epoch: int) 
 
 
 def n_pairs(labels: Labels, *, classes: int = 64, seed: int, step: int) -> np.ndarray:
-    """DVML's batch for the N-pair loss: two images of each class, all anchors, then all positives.
+    """Draws DVML's batch for the N-pair loss: one image of each class, then a second of each.
 
     As published, every step draws its classes independently. Classes with one image are never
     drawn.
@@ -122,7 +122,7 @@ def n_pairs(labels: Labels, *, classes: int = 64, seed: int, step: int) -> np.nd
 
 
 def abe_pairs(labels: Labels, *, batch_size: int = 64, seed: int, step: int) -> np.ndarray:
-    """ABE's batch: `batch_size / 2` random images, then a partner for each of them, in order.
+    """Draws ABE's batch: `batch_size / 2` random images, then a partner of each, in order.
 
     The first `batch_size / 4` partners have the class of their image, the others have another
     class. (The sentence in the paper can be read in two ways; both have as many positive as

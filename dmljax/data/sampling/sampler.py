@@ -16,7 +16,7 @@ from dmljax.data.sampling.published import (
     random_class_count,
 )
 
-# Samplers with an epoch that is not as many batches as the images fill.
+# Samplers whose epoch is not one pass over the images.
 _EPOCH_LENGTHS = {class_chunks: chunks_epoch_length}
 # Samplers with epochs of different lengths.
 _EPOCH_ENDS = {random_class_count: class_count_epoch_ends}
@@ -46,7 +46,7 @@ class Sampler(NamedTuple):
 
 
 def bind(sample_fn: Callable[..., np.ndarray], **options) -> Sampler:
-    """The sampler `sample_fn`, a function of `sampling` or any other, with `options` bound.
+    """Binds `options` to the sampler `sample_fn`, a function of `sampling` or any other.
 
     >>> sampler = bind(class_balanced, classes=2, per_class=3)
     >>> len(sampler(np.arange(20) % 4, seed=0, step=0))
@@ -71,7 +71,7 @@ def _batches_in_the_images(batch_fn: Callable[..., np.ndarray], groups: Groups) 
 
 
 def epoch_end_fn(sampler: Sampler, labels: Labels, *, seed: int) -> Callable[[float], float]:
-    """`epoch_end(epochs)`: the step after which that many epochs of a run have ended.
+    """Returns `epoch_end(epochs)`: the step after which that many epochs of a run have ended.
 
     A fraction of an epoch ends at that fraction of its steps.
 

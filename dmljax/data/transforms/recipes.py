@@ -126,7 +126,7 @@ def squash_eval(
 
 
 def graph_train(*, size: int = 227, red_std: float = 0.229) -> list[Operation]:
-    """Graph attention over the batch (`GL_orig_RE`): random resized crop, flip, erasing.
+    """Returns `GL_orig_RE` of graph attention: random resized crop, flip, erasing.
 
     The published code erases after normalization, with the mean color of CIFAR in normalized
     units. So the color in pixels depends on the standard deviations. `red_std=0.299` is a typing
@@ -138,19 +138,19 @@ def graph_train(*, size: int = 227, red_std: float = 0.229) -> list[Operation]:
 
 
 def graph_eval(*, size: int = 227, shorter: int | None = None) -> list[Operation]:
-    """Graph attention over the batch: shorter side 256, central crop of 227."""
+    """Returns that of graph attention over the batch: shorter side 256, central crop of 227."""
     return standard_eval(size=size, shorter=shorter)
 
 
 def dvml_train(*, size: int = 227) -> list[Operation]:
-    """DVML (Lin et al., 2018): squashed to 256, random crop of 227, flip."""
+    """Squashes to 256, crops 227 at random and flips, as DVML (Lin et al., 2018)."""
     side = shorter_of(size)
     squashed = resize(height=side, width=side, antialias=False)
     return [squashed, random_crop(size=size), random_flip()]
 
 
 def dvml_eval(*, size: int = 227) -> list[Operation]:
-    """DVML: squashed to 256, central crop of 227 at offset 15 (torchvision would use 14)."""
+    """Squashes to 256, crops 227 at offset 15, as DVML (torchvision would use 14)."""
     side = shorter_of(size)
     offset = (side - size + 1) // 2
     squashed = resize(height=side, width=side, antialias=False)
@@ -158,27 +158,27 @@ def dvml_eval(*, size: int = 227) -> list[Operation]:
 
 
 def abe_train(*, size: int = 224) -> list[Operation]:
-    """ABE (Kim et al., 2018): longer side 256, padded to a square, random crop of 224, flip."""
+    """Pads to a square of 256, crops 224 at random and flips, as ABE (Kim et al., 2018)."""
     return [pad_to_square(size=shorter_of(size)), random_crop(size=size), random_flip()]
 
 
 def abe_eval(*, size: int = 224) -> list[Operation]:
-    """ABE: longer side 256, padded to a square, central crop of 224."""
+    """Pads to a square of 256 and crops the central 224, as ABE."""
     return [pad_to_square(size=shorter_of(size)), center_crop(size=size)]
 
 
 def small_train(*, size: int = 64) -> list[Operation]:
-    """The metric-learning review on TinyImageNet: random resized crop of area 0.16 to 1, flip."""
+    """Crops an area of 0.16 to 1 and flips, as the metric-learning review on TinyImageNet."""
     return standard_train(size=size, shorter=size, area=(0.16, 1.0))
 
 
 def small_eval(*, size: int = 64) -> list[Operation]:
-    """The metric-learning review on TinyImageNet: shorter side `size`, central crop."""
+    """Resizes the shorter side to `size` and crops, as that review on TinyImageNet."""
     return standard_eval(size=size, shorter=size)
 
 
 def glyphs_train() -> list[Operation]:
-    """A mild random distortion, different at every step. Never a flip, which changes characters.
+    """Distorts mildly, differently at every step. Never flips, which changes characters.
 
     It is milder than the distortion that each glyph already has, since both add up.
     """
