@@ -44,12 +44,6 @@ def test_unreadable_files_are_all_named(photos):
     assert "d/001.jpg: " in text and "c/gone.jpg: No such file" in text
 
 
-def test_one_unreadable_file_is_counted_in_the_singular(photos):
-    make.put(photos / "a" / "000.jpg", b"")
-    (text,) = _wrong(datasets.folder(root=photos))
-    assert text.startswith("1 image cannot be read: ")
-
-
 def test_duplicates_in_both_splits_and_within_one_are_named(photos):
     data = (photos / "a" / "000.jpg").read_bytes()
     make.put(photos / "d" / "copy.jpg", data)

@@ -429,12 +429,3 @@ def test_batches_are_prepared_ahead_in_the_background(photos):
         while len(times) < 16 and time.monotonic() < deadline:
             time.sleep(0.01)
     assert len(times) >= 16  # the second batch is ready before it is asked for
-
-
-def test_a_file_without_permission_is_named():
-    with make.ordinary_user() as (root, drop):
-        make.class_folders(root, {"a": 2, "b": 2})
-        split = datasets.folder(root=root, split=1.0).train
-        (root / "a" / "000.jpg").chmod(0)
-        with drop(), pytest.raises(decode.UnreadableImage, match=r"a/000.jpg .*Permission denied"):
-            pipeline.evaluation(split, transform_fn=_SMALL_EVAL, batch_size=4)
