@@ -27,7 +27,7 @@ baseline's NMI. Its slides have means over five seeds: dot 69.05 +- 1.04 and 72.
 heads of the attention; no numbers of it are published.
 
 The default is the corrected form. `published=True` does what the published code does; all of these
-numbers were produced with it. `validation=0.2` chooses the epoch on held-out classes instead of
+numbers were produced with it. `held_out=0.2` chooses the epoch on held-out classes instead of
 the test classes. `help(dmljax.recipes.graph)` explains both. Not run at full size here yet.
 """
 

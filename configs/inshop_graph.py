@@ -10,7 +10,7 @@ official code, intra_batch, whose attention is dot_plus_one; the code reports R@
 `cub_graph.py`, for which there are no published numbers here.
 
 The default is the corrected form. `published=True` does what the published code does; all of these
-numbers were produced with it. `validation=0.2` chooses the epoch on held-out classes instead of
+numbers were produced with it. `held_out=0.2` chooses the epoch on held-out classes instead of
 the test classes. `help(dmljax.recipes.graph)` explains both. Not run at full size here yet.
 """
 

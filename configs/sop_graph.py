@@ -12,7 +12,7 @@ ten k-means starts by inertia, takes long: `--config.evaluate.clustering.only_la
 once.
 
 The default is the corrected form. `published=True` does what the published code does; all of these
-numbers were produced with it. `validation=0.2` chooses the epoch on held-out classes instead of
+numbers were produced with it. `held_out=0.2` chooses the epoch on held-out classes instead of
 the test classes. `help(dmljax.recipes.graph)` explains both. Not run at full size here yet.
 """
 

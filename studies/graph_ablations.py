@@ -2,10 +2,10 @@
 
     dmljax study run studies/graph_ablations.py:dataset=cub200 --config.dataset.root=cub200 \\
         --config.net.weights=resnet50.safetensors
-    dmljax study run studies/graph_ablations.py:dataset=cars196,published=False,validation=0.2 ...
+    dmljax study run studies/graph_ablations.py:dataset=cars196,published=False,held_out=0.2 ...
 
 `published=True` is what the published code computes: it produced all of its numbers, and it chose
-the epoch on the test classes. `validation=0.2` chooses it on held-out classes instead. At the
+the epoch on the test classes. `held_out=0.2` chooses it on held-out classes instead. At the
 deviations of that study's slides (R@1 0.4 on Cars, 1.0 on CUB), five seeds can see differences of
 0.8 and 2.0 points, so they can settle only the largest gaps of the tables.
 
@@ -58,7 +58,7 @@ SCORES = {
 def get_study(
     dataset: str = "cub200",
     published: bool = True,
-    validation: float = 0.0,
+    held_out: float = 0.0,
     seeds: int = 5,
     table: str = "ablations",
 ):
@@ -71,7 +71,7 @@ def get_study(
     content = {
         "title": f"Graph attention study, tables 1 to 4, {dataset}",
         "base": "graph",
-        "argument": f"dataset={dataset},published={published},validation={validation}",
+        "argument": f"dataset={dataset},published={published},held_out={held_out}",
         "all": {"pictures": None},
         "rows": {
             # On SOP the default of the recipe is the backbone alone.

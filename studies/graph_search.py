@@ -15,7 +15,7 @@ from dmljax.studies import points
 
 
 def get_study(dataset: str = "cub200", attention: str = "dot", seeds: int = 5, trials: int = 30):
-    published = recipes.graph(dataset=dataset, validation=0.2)
+    published = recipes.graph(dataset=dataset, held_out=0.2)
     candidates = points.random(
         {
             "optimizer.rate": ("log", 1e-5, 1e-3),
@@ -34,7 +34,7 @@ def get_study(dataset: str = "cub200", attention: str = "dot", seeds: int = 5, t
     return {
         "title": f"Search for {attention} attention, {dataset}",
         "base": "graph",
-        "argument": f"dataset={dataset},attention={attention},validation=0.2,backbone_only=False",
+        "argument": f"dataset={dataset},attention={attention},held_out=0.2,backbone_only=False",
         "all": {
             "pictures": None,
             "sampler": {"name": "class_chunks", "classes": 9, "per_class": 6},

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 def get_study(dataset: str = "cub200", attention: str = "dot", seeds: int = 5):
     held_out, last = "held out, last epoch", "all classes, last epoch"
-    everything = {"argument": "validation=0.0"}
+    everything = {"argument": "held_out=0.0"}
     # Runs that several rules read may reload nothing by a score.
     return {
         "title": f"Rules that choose the epoch, {attention} attention, {dataset}",
         "base": "graph",
-        "argument": f"dataset={dataset},attention={attention},backbone_only=False,validation=0.2",
+        "argument": f"dataset={dataset},attention={attention},backbone_only=False,held_out=0.2",
         "all": {"pictures": None, "reload_best_at": [], "select": "last"},
         "rows": {
             "held out, by val R@1": {"runs_of": held_out, "choose": "val/R@1"},

@@ -27,12 +27,12 @@ def get_study(
     seeds: int = 5,
 ):
     protocols = {
-        "": ("validation=0.2", {}),
-        ", all classes": ("validation=0.0", {"select": "last", "reload_best_at": []}),
+        "": ("held_out=0.2", {}),
+        ", all classes": ("held_out=0.0", {"select": "last", "reload_best_at": []}),
     }
     rows = {}
-    for suffix, (validation, fields) in protocols.items():
-        words = f"attention={attention},{validation},backbone_only=False"
+    for suffix, (held_out, fields) in protocols.items():
+        words = f"attention={attention},{held_out},backbone_only=False"
         on_target = {"argument": f"dataset={target},{words}", "dataset.root": target_root, **fields}
         on_source = {"argument": f"dataset={source},{words}", "dataset.root": source_root, **fields}
         alone, start = f"{target} alone{suffix}", f"{source}{suffix}"

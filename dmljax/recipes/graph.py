@@ -57,7 +57,7 @@ def graph(
     test_time: bool = False,
     backbone_only: bool | None = None,
     published: bool = False,
-    validation: float = 0.0,
+    held_out: float = 0.0,
     net: str | None = None,
 ) -> dict[str, Any]:
     """Trains a ResNet-50 with attention over the batch (Seidenschwarz et al., 2021).
@@ -73,7 +73,7 @@ def graph(
     * `test_time=True` also scores embeddings that the graph network refines among their
       k-reciprocal neighbors at test time, as "refined/R@1" and so on. On Cars the official code has
       another network for this, of one layer with four heads.
-    * `validation=0.2` chooses the epoch on a fifth of the training classes, which then are not
+    * `held_out=0.2` chooses the epoch on a fifth of the training classes, which then are not
       trained on. By default the epoch is chosen on the test classes, as all published rows did.
 
     * `net`: published weights (`dmljax weights`) in place of ResNet-50, such as dinov2_s14 or
@@ -144,8 +144,8 @@ def graph(
             "divide": 10.0,
         },
         "reload_best_at": ("30 epochs", "50 epochs"),
-        "held_out": validation,
-        "select": "val/R@1" if validation else "test/R@1",
+        "held_out": held_out,
+        "select": "val/R@1" if held_out else "test/R@1",
         # NMI as published: k-means of scikit-learn, the least inertia of ten starts.
         "evaluate": {
             "every": "1 epoch",

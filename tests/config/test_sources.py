@@ -23,8 +23,8 @@ def test_values_of_a_recipe_have_their_sources():
     assert values["optimizer.groups.0.path"] == (".", "recipe")
     assert values["evaluate.every"] == (9, "command line")
     assert values["held_out"] == (None, "recipe")  # which sets it, to the default
-    held_out = _sources("graph:validation=0.2")["held_out.fraction"]
-    assert held_out == (0.2, "command line (validation=0.2)")
+    held_out = _sources("graph:held_out=0.2")["held_out.fraction"]
+    assert held_out == (0.2, "command line (held_out=0.2)")
     assert values["patience"] == (None, "default")
     by_recipe = _sources("graph:dataset=cars196")
     assert by_recipe["optimizer.rate"][1] == "command line (dataset=cars196)"

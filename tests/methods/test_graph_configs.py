@@ -169,13 +169,13 @@ def _check_blocks(blocks, arg, *, layers):
         "attention=gat,published=True",
         "attention=gatv2,mlp=False",
         "attention=none,mlp=False,published=True",
-        "backbone_only=True,validation=0.34",
+        "backbone_only=True,held_out=0.34",
     ],
 )
 def test_the_arguments_of_a_config_change_its_network(name, arg, folder):
     run = build(_small(name, arg, folder))
-    assert (run.held_out is not None) == ("validation" in arg)
-    assert run.selection.key == ("val/R@1" if "validation" in arg else "test/R@1")
+    assert (run.held_out is not None) == ("held_out" in arg)
+    assert run.selection.key == ("val/R@1" if "held_out" in arg else "test/R@1")
     alone = "backbone_only" in arg or (name == "sop" and "backbone_only=False" not in arg)
     assert (run.method.inspect.refine is None) == alone
     assert ("graph" in run.shapes.params) == (not alone)

@@ -39,7 +39,7 @@ ARGUMENTS = {
     "glyphs": [""],
     "graph_ablations": [
         *FOUR_SETS,
-        "dataset=cars196,published=False,validation=0.2",
+        "dataset=cars196,published=False,held_out=0.2",
         "table=heads",
         "table=sublayers",
         *(f"table=refined,{name}" for name in PHOTO_SETS),
