@@ -1,17 +1,23 @@
 """Run folders and bundles that a stranger has changed, with digests that agree."""
 
+import contextlib
 import json
 import pathlib
 
+from safetensors.numpy import load
+
 from dmljax.bundle import files
+from dmljax.files.writing import sha256
 
 
 def change_config(folder: pathlib.Path, fields: dict) -> None:
     """Changes top-level fields of the config of a run or of a bundle; renews a bundle's digests."""
+    if (folder / files.MANIFEST).exists():
+        content = json.loads((folder / files.MANIFEST).read_text())
+        renew(folder, config=content["config"] | fields)
+        return
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-    if (folder / files.MANIFEST).exists():
-        renew(folder)
 
 
 def replace(bundle: pathlib.Path, name: str, data: bytes) -> None:
@@ -20,23 +26,26 @@ def replace(bundle: pathlib.Path, name: str, data: bytes) -> None:
     renew(bundle)
 
 
-def renew(bundle: pathlib.Path) -> None:
-    """Writes the digests of all files, and the digest of the model, into the manifest."""
-    config, preprocess = (
-        json.loads((bundle / name).read_text()) for name in (files.CONFIG, files.PREPROCESS)
-    )
-    tensors = files.parse_tensors((bundle / files.PARAMS).read_bytes(), files.PARAMS)
-    digests = {
-        "files": files.digests(bundle),
-        "model": files.model_digest(tensors, preprocess, config),
+def renew(bundle: pathlib.Path, **fields) -> None:
+    """Changes top-level fields of the manifest of a bundle, and renews all digests."""
+    path = bundle / files.MANIFEST
+    content = json.loads(path.read_text()) | fields
+    content["files"] = {
+        file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)}
+        for file in sorted(bundle.iterdir())
+        if file.name != files.MANIFEST
     }
-    change_manifest(bundle, **digests)
+    with contextlib.suppress(Exception):  # parameters that cannot be read have no digest
+        tensors = load((bundle / files.PARAMS).read_bytes())
+        content["model"] = files.model_digest(tensors, content["preprocess"], content["config"])
+    change_manifest(bundle, **content)
 
 
 def change_manifest(bundle: pathlib.Path, **fields) -> None:
     """Changes top-level fields of the manifest of a bundle, and renews its identity."""
     path = bundle / files.MANIFEST
-    path.write_text(json.dumps(files.sealed(json.loads(path.read_text()) | fields)))
+    content = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps(content | {"identity": files.identity(content)}))
 
 
 def lapack_program(bundle: pathlib.Path) -> bytes:
@@ -63,16 +72,16 @@ def changed_program(bundle: pathlib.Path, change_fn, target: str) -> bytes:
     import jax
     import numpy as np
 
-    from dmljax.bundle import programs
+    from dmljax.bundle import models
 
-    model = programs.open_model(bundle, files.read_manifest(bundle))
+    model = models.open_model(bundle)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), model.tensors)
     images = jax.ShapeDtypeStruct((4, *model.image_shape), np.uint8)
     exported = jax.export.export(
         jax.jit(lambda tensors, images: change_fn(model.embed_fn(tensors, images))),
         disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(target)],
     )(shapes, images)
-    return bytes(programs.serialized(exported))
+    return bytes(models.serialized(exported))
 
 
 def field(number: int, value: int | str | bytes) -> bytes:

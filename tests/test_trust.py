@@ -16,7 +16,7 @@ from system import tiny
 
 import dmljax
 from dmljax import main
-from dmljax.bundle import exporting, rebundling
+from dmljax.bundle import exporting, models
 from dmljax.config import build, fields, registry
 from dmljax.config import files as config_files
 from dmljax.files import reading
@@ -179,7 +179,6 @@ def _verbs(run, bundle, out):
         "export": ["export", run, f"--out={out}/new.bundle", "--batch-sizes=1"],
         "study join": ["study", "join", run, f"--workdir={out}"],
         "index": ["index", bundle, "--split=test", f"--images={out}/images", f"--out={out}/i"],
-        "bundle rebuild": ["bundle", "rebuild", bundle, f"--out={out}/rebuilt.bundle"],
     }
 
 
@@ -196,8 +195,7 @@ def _forged_folders(own, own_bundle, tmp_path, evil, place):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_verb_imports_what_a_file_names(verb, own, own_bundle, tmp_path, evil):
-    place = "loss" if verb == "bundle rebuild" else "dataset"
-    run, bundle = _forged_folders(own, own_bundle, tmp_path, evil, place)
+    run, bundle = _forged_folders(own, own_bundle, tmp_path, evil, "dataset")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ValueError, match=REFUSAL):
         main.main(_verbs(run, bundle, tmp_path)[verb])
@@ -214,7 +212,7 @@ def test_functions_of_python(own, own_bundle, tmp_path, evil):
     for function in (
         lambda: dmljax.load(run),
         lambda: dmljax.bundle.export(run, tmp_path / "new.bundle"),
-        lambda: rebundling.rebundle(bundle, tmp_path / "new.bundle"),
+        lambda: models.open_model(pathlib.Path(bundle)),
         lambda: run_folder.score(run),
     ):
         with pytest.raises(ValueError, match=REFUSAL):

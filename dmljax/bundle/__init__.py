@@ -1,8 +1,8 @@
 """One folder with everything that embeds an image: program, parameters, preprocessing, card.
 
 `load(path)` is all that a user of a bundle needs; it imports neither flax nor the code of nets.
-`dmljax export RUN --out=photos.bundle` writes one, and `dmljax bundle` checks it and makes new
-programs for it. docs/ship.md describes the files.
+`dmljax export RUN --out=photos.bundle` writes one, and `dmljax bundle check` checks it.
+docs/ship.md describes the files.
 """
 
 import importlib
@@ -12,10 +12,8 @@ from dmljax.bundle.errors import BadBundle, BadImage
 # Modules that are imported at first use: loading needs jax, exporting also the net.
 _LAZY = {
     "Bundle": "loading",
-    "Codec": "compression",
     "export": "exporting",
     "load": "loading",
-    "rebundle": "rebundling",
 }
 
 __all__ = ["BadBundle", "BadImage", *_LAZY]

@@ -1,5 +1,6 @@
 """A bundle of a published backbone as it is: its pooled features as unit vectors, no training."""
 
+import dataclasses
 import importlib.util
 import os
 import pathlib
@@ -7,26 +8,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import logging
+from safetensors.numpy import save as save_tensors
 
 from dmljax import at_hand
-from dmljax.bundle import (
-    card,
-    exporting,
-    files,
-    loading,
-    preprocessing,
-    programs,
-    text,
-)
+from dmljax.bundle import card, exporting, files, loading, models, preprocessing, text
 from dmljax.config import fields
 from dmljax.config.resolve import chosen
-from dmljax.files.writing import write_json
 from dmljax.hints import hint
 from dmljax.methods.assemble import with_backbone
 from dmljax.weights import PUBLISHED, get_command, load
 from dmljax.weights import text as weights_text
+
+_MAX_VOCABULARY = 64 << 20  # bytes
+_EXAMPLES = ("a photo of a cat", "red shoe", "")
 
 
 def export(
@@ -44,27 +41,23 @@ def export(
     `weights` is the file; None takes a file that is on this machine. Every program is compared with
     the net on the golden images; if one differs, `MismatchedProgram` is raised and nothing is left.
     A file that also has the tower for text of CLIP or SigLIP 2 makes a bundle that embeds text too,
-    if `vocabulary` is there, by default the one that `weights.fetch` put beside the file, or
-    tokenizer.json beside it.
+    given a `vocabulary`, by default the one that `weights.fetch` put next to the file, or
+    tokenizer.json next to it.
     """
     out, path = pathlib.Path(out), weights_of(name, weights)
-    sizes = exporting.checked_sizes(batch_sizes)
-    exporting.check_target(out, onnx=onnx)
+    exporting.check_target(out, batch_sizes, onnx=onnx)
     with exporting.written_whole(out) as folder:
         config, preprocess, model, embed_fn = _model(name, path)
-        write_json(folder / files.CONFIG, config, indent=2)
-        exporting.write_model(folder, model, preprocess, embed_fn)
-        facts = _facts(sizes) | _write_text(folder, name, path, vocabulary)
-        manifest = exporting.write_manifest(folder, model, facts, onnx=onnx)
+        facts = {"batch_sizes": batch_sizes, "classes": 1}
+        manifest = exporting.write_model(folder, model, config, preprocess, embed_fn, **facts)
+        if (rule := _write_text(folder, name, path, vocabulary)) is not None:
+            manifest = dataclasses.replace(manifest, text=rule)
+            manifest = files.write_manifest(folder, manifest)
         inputs = files.read_tensors(folder, manifest, files.GOLDEN)["inputs"]
-        net = loading.Bundle(folder, manifest, preprocess, embed_fn, sizes[-1:])
-        reference = net.embed_prepared(inputs)
-        reports = exporting.check_programs(folder, manifest, reference, inputs)
-        write_json(folder / files.PARITY, reports, indent=2)
-        steps = files.read_json(folder, manifest, files.PREPROCESS)
-        markdown = card.of_backbone(name, manifest, reports, steps, license=license)
+        manifest = exporting.write_proof(folder, manifest, preprocess, embed_fn, inputs, onnx=onnx)
+        markdown = card.of_backbone(name, manifest, license=license)
         (folder / files.CARD).write_text(markdown)
-        exporting.write_manifest(folder, model, facts)
+        files.write_manifest(folder, manifest)
     return out
 
 
@@ -73,33 +66,63 @@ def _write_text(
     name: str,
     weights: pathlib.Path,
     vocabulary: str | os.PathLike | None,
-) -> dict[str, Any]:
-    """Writes the files for text; returns their part of the manifest, nothing without text."""
+) -> files.TokenRule | None:
+    """Writes the files for text, and returns the rule for tokens; None without text."""
     if vocabulary is not None and not pathlib.Path(vocabulary).is_file():
-        raise FileNotFoundError(f"--vocabulary: there is no file {vocabulary}")
+        raise FileNotFoundError(f"--vocabulary: {vocabulary} is not a file")
     if vocabulary is not None:
         path = pathlib.Path(vocabulary)
     elif (path := weights_text.vocabulary_beside(weights)).is_file():
         if importlib.util.find_spec("tokenizers") is None:  # the user did not ask for words
             logging.warning("the bundle embeds no words: they need pip install 'dmljax[text]'")
-            return {}
+            return None
     elif not (path := weights.with_name(files.VOCABULARY)).is_file():
-        return {}
+        return None
     tower_and_variables = weights_text.load(weights, PUBLISHED[name].net)
     if tower_and_variables is None:
         if vocabulary is None:
-            return {}
+            return None
         raise ValueError(
-            f"--vocabulary={vocabulary}: {weights} has no tower for text of CLIP or SigLIP 2 that "
-            f"belongs to {name}: leave it out"
+            f"--vocabulary={vocabulary}: {weights} does not contain the tower for text of {name}: "
+            "leave it out"
         )
-    rule = weights_text.token_rule(PUBLISHED[name].net)._asdict()
-    text.write(folder, *tower_and_variables, rule, path.read_bytes())
-    return {"text": rule}
+    rule = files.TokenRule(**weights_text.token_rule(PUBLISHED[name].net)._asdict())
+    _write_tower(folder, *tower_and_variables, rule, path.read_bytes())
+    return rule
+
+
+def _write_tower(
+    folder: pathlib.Path, tower: Any, variables: Any, rule: files.TokenRule, vocabulary: bytes
+) -> None:
+    """Writes parameters, program, examples and vocabulary of a tower for text."""
+    size = text.Tokens(vocabulary, rule).size
+    if len(vocabulary) > _MAX_VOCABULARY or size > tower.vocabulary:
+        raise ValueError(
+            f"the vocabulary has {len(vocabulary):,} bytes and {size:,} tokens, and the tower for "
+            f"text knows {tower.vocabulary:,}: it belongs to another net"
+        )
+
+    def embed(variables, tokens):
+        vectors = tower.apply(variables, tokens)
+        norms = jnp.linalg.norm(vectors, axis=1, keepdims=True)
+        return vectors / jnp.maximum(norms, 1e-12)
+
+    tensors, embed_fn = models.flat(variables), models.of_tensors(embed, variables)
+    exported = models.exported(embed_fn, tensors, (tower.length,), np.int32)
+    examples = text.Tokens(vocabulary, rule)(_EXAMPLES)
+    golden = {
+        "tokens": examples,
+        "embeddings": np.asarray(jax.jit(embed_fn)(tensors, examples)),
+    }
+    arrays = {name: np.ascontiguousarray(x) for name, x in tensors.items()}
+    (folder / files.TEXT_PARAMS).write_bytes(save_tensors(arrays))
+    (folder / files.TEXT_PROGRAM).write_bytes(models.serialized(exported))
+    (folder / files.VOCABULARY).write_bytes(vocabulary)
+    (folder / files.TEXT_GOLDEN).write_bytes(save_tensors(golden))
 
 
 def weights_of(name: str, path: str | os.PathLike | None) -> pathlib.Path:
-    """The file of the weights of `name`: `path`, or one that is on this machine."""
+    """Returns the file of the weights of `name`: `path`, or one that is on this machine."""
     if name not in PUBLISHED:
         raise ValueError(f"--net: there is no {name!r} in `dmljax weights`{hint(name, PUBLISHED)}")
     if path is None and (path := at_hand.weights_at_hand().get(name)) is None:
@@ -107,23 +130,26 @@ def weights_of(name: str, path: str | os.PathLike | None) -> pathlib.Path:
             f"the weights of {name} are not here: {get_command(name)}, or --weights=FILE"
         )
     if not pathlib.Path(path).is_file():
-        raise FileNotFoundError(f"--weights: there is no file {path}")
+        raise FileNotFoundError(f"--weights: {path} is not a file")
     return pathlib.Path(path)
 
 
 def opened(name: str, weights: pathlib.Path) -> loading.Bundle:
-    """The bundle that `export` would write, without writing it: the net itself is its program."""
+    """Returns the bundle that `export` would write, without files: the net is its program."""
     config, preprocess, model, embed_fn = _model(name, weights)
     images = jax.ShapeDtypeStruct((1, *preprocess.shape), np.uint8)
-    manifest = {
-        "model": files.model_digest(model.tensors, preprocess.to_json(), config),
-        "output": {
-            "dimension": jax.eval_shape(model.embed_fn, model.tensors, images).shape[1],
-            "similarity": "cosine",
-        },
-    }
+    dimension = jax.eval_shape(model.embed_fn, model.tensors, images).shape[1]
+    embeddings = np.eye(1, dimension, dtype=np.float32)  # any unit vector
+    manifest = exporting.describe(
+        model.tensors,
+        config,
+        preprocess,
+        embeddings,
+        batch_sizes=exporting.BATCH_SIZES,
+        classes=1,
+    )
     folder = pathlib.Path(name)  # for messages
-    return loading.Bundle(folder, manifest, preprocess, embed_fn, exporting.BATCH_SIZES)
+    return loading.Bundle(folder, manifest, preprocess, embed_fn, manifest.batch_sizes)
 
 
 def _model(
@@ -131,10 +157,10 @@ def _model(
 ) -> tuple[
     dict[str, Any],
     preprocessing.Preprocessing,
-    programs.Model,
+    models.Model,
     Callable[[np.ndarray], np.ndarray],
 ]:
-    """Config, preprocessing and model of a bundle; and the net, which must agree with the model."""
+    """Returns config, preprocessing and model of a bundle, and the net itself as a function."""
     published = PUBLISHED[name]
     config = fields.complete(
         {
@@ -152,17 +178,13 @@ def _model(
     backbone = load(weights, chosen("net", published.net).function(), image_shape=shape)
     params, model_state = with_backbone({}, {}, backbone)
     variables = {"params": params, "model_state": model_state}
-    net = programs.with_values(programs.model_of(config, shape, classes=1), variables)
+    net = models.with_values(models.model_of(config, shape, classes=1), variables)
     on_device, jitted = jax.device_put(net.tensors), jax.jit(net.embed_fn)
 
     def embed_fn(images: np.ndarray) -> np.ndarray:
         return np.asarray(jitted(on_device, images), np.float32)
 
-    config, variables = programs.at_size(config, variables, shape)
-    model = programs.with_values(programs.model_of(config, shape, classes=1), variables)
+    config, variables = models.at_size(config, variables, shape)
+    model = models.with_values(models.model_of(config, shape, classes=1), variables)
     preprocess = preprocessing.from_transform(config["eval_transform"], shape)
     return config, preprocess, model, embed_fn
-
-
-def _facts(batch_sizes: Sequence[int]) -> dict[str, Any]:
-    return {"batch_sizes": list(batch_sizes), "classes": 1, "thresholds": {}}

@@ -4,14 +4,14 @@ import importlib.resources
 import json
 import os
 import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dmljax.bundle.files import Manifest, Threshold
 from dmljax.config import method
 from dmljax.config.fields import PATHS, named
-from dmljax.data.splits import Split
 from dmljax.files.result import Result
 from dmljax.metrics import level_text
 from dmljax.runs.frozen import Against, sentence
@@ -29,44 +29,38 @@ _NOT_STATED = "license: other\nlicense_name: not-stated"
 
 
 class Evidence(NamedTuple):
-    """The measurements of a card; `figures` makes its tables."""
+    """The scores of a card, by `figures`, and the choice of the checkpoint."""
 
     scores: Mapping[str, Mapping[str, Any]]
     against: Sequence[Against]  # the pretrained backbone without training, if there is one
     selection: str  # which checkpoint this is, and why
     uses_test: bool  # whether test scores had a part in the choice
-    thresholds: Mapping[str, Mapping[str, Any]]
-    compression: Mapping[str, Mapping[str, float]]
-    compression_images: int
-    fitted_on: str
     prefixes: Mapping[int, Mapping[str, Mapping[str, Any]]]  # scores by widths
 
 
 def text(
     run: Run,
-    manifest: Mapping[str, Any],
-    reports: Mapping[str, Any],
-    preprocess: Mapping[str, Any],
+    manifest: Manifest,
     evidence: Evidence,
     *,
     result: Result | None,
     license: str | None,
 ) -> str:
-    """The card of a run's bundle: `card.md`, without the paragraphs that lack a value."""
-    cosine = manifest["output"]["similarity"] == "cosine"
-    thresholds, digest = evidence.thresholds, result and result.digests.get("data")
+    """Returns the card of a run's bundle: `card.md`, without the paragraphs that lack a value."""
+    cosine = manifest.output.similarity == "cosine"
+    thresholds, digest = manifest.thresholds, result and result.digests.get("data")
     overlap = len(set(run.train.names) & set(run.test.names))
-    limits = [*_limit_lines(run, manifest, evidence), *_image_limits(run.test, preprocess)]
-    # JSON strings are YAML too, and need no further escapes.
-    license_lines = f"license: {json.dumps(license)}" if license else _NOT_STATED
     splits = ((x, f"{len(y):,}", f"{len(y.names):,}") for x, y in run.splits.items())
-    first = next(iter(thresholds.values()), {"chosen_on": None})
-    values = _program_values(manifest, reports, preprocess) | {
+    first = next(iter(thresholds.values()), None)
+    is_held_out = first is not None and first.chosen_on == "val"
+    values = _program_values(manifest) | {
         "run": run,
+        "net": run.options.net["name"],
         "evidence": evidence,
         "threshold": first,
         "shape": run.eval_image_shape,
-        "license_lines": license_lines,
+        # JSON strings are YAML too, and need no further escapes.
+        "license_lines": f"license: {json.dumps(license)}" if license else _NOT_STATED,
         "dataset": json.dumps(run.options.dataset["name"]),
         "metric_lines": "\n".join(f"- {json.dumps(x)}" for x in evidence.scores) or "- recall",
         "data_set": _data_set(run),
@@ -76,19 +70,17 @@ def text(
         "split_table": _table("split | images | classes", splits),
         "overlap": f"{overlap:,} test classes are training classes" if overlap else _DISJOINT,
         "data_digest": f" SHA-256 of its manifest: `{digest}`." if digest else "",
-        "chosen_on": "the held-out" if first["chosen_on"] == "val" else "half of the test",
-        "measured_on": "test split" if first["chosen_on"] == "val" else "other test classes",
+        "chosen_on": "the held-out" if is_held_out else "half of the test",
+        "measured_on": "test split" if is_held_out else "other test classes",
         "seen_note": _SEEN_NOTE.format(overlap) if overlap else "",
         "level": level_text(),
         "score_table": _score_table(evidence),
         "against": sentence(evidence.against),
         "threshold_table": _threshold_table(thresholds),
-        "compression_table": _compression_table(evidence.compression),
         "prefix_table": _prefix_table(evidence.prefixes),
-        "prefix_words": " or by a prefix" if evidence.prefixes else "",
         "pretraining": pretraining(method.first_weights(run.start_folder, run.weights)),
         "license": license or "not stated",
-        "limits": "\n".join(f"* {line}" for line in limits),
+        "limits": _limits(run, manifest, evidence),
         "trained": _trained(result),
     }
     conditions = {
@@ -97,29 +89,21 @@ def text(
         "if_no_scores": not evidence.scores,
         "if_thresholds": cosine and thresholds,
         "if_no_thresholds": cosine and not thresholds,
-        "if_compression": evidence.compression,
         "if_frozen": evidence.against,
-        "if_untrained": evidence.compression and not evidence.prefixes,
         "if_prefixes": evidence.prefixes,
     }
     values |= {name: "" for name, holds in conditions.items() if holds}
     return _filled(_template("card.md"), values)
 
 
-def _program_values(
-    manifest: Mapping[str, Any], reports: Mapping[str, Any], preprocess: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The values of paragraphs about the program, its input and its versions."""
+def _program_values(manifest: Manifest) -> dict[str, Any]:
+    """Returns the values of paragraphs about the program, its input and its versions."""
     return {
         "manifest": manifest,
-        "output": manifest["output"],
-        "program": manifest["program"],
-        "reports": reports,
-        "preprocess": preprocess,
-        "onnx": _ONNX if "embed.onnx" in manifest["files"] else "",
-        "operations": "\n".join(map(_operation, preprocess["operations"])),
-        "program_table": _program_table(reports["programs"]),
-        "platforms": ", ".join(manifest["program"]["platforms"]),
+        "onnx": _ONNX if "embed.onnx" in manifest.files else "",
+        "operations": "\n".join(map(_operation, manifest.preprocess["operations"])),
+        "program_table": _program_table(manifest.parity["programs"]),
+        "platforms": ", ".join(manifest.program.platforms),
     }
 
 
@@ -129,7 +113,7 @@ def _template(name: str) -> str:
 
 
 def _filled(template: str, values: Mapping[str, Any]) -> str:
-    """`template` without paragraphs whose `{if_...}` is not among `values`, and their titles."""
+    """Fills `template`, and drops paragraphs whose `{if_...}` is not in `values`, with titles."""
     paragraphs: list[str] = []
     for paragraph in template.split("\n\n"):
         if paragraphs and paragraphs[-1].startswith("## ") and paragraph.startswith("## "):
@@ -141,7 +125,7 @@ def _filled(template: str, values: Mapping[str, Any]) -> str:
 
 
 def _table(titles: str, rows: Iterable[Iterable[Any]]) -> str:
-    """A table of Markdown; `titles` are separated by bars."""
+    """Formats a table of Markdown; `titles` are separated by bars."""
     lines = [f"| {titles} |", "|---" * (titles.count("|") + 1) + "|"]
     return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
 
@@ -151,22 +135,15 @@ def _operation(operation: Mapping[str, Any]) -> str:
     return f"1. `{operation['name']}` ({options})"
 
 
-def of_backbone(
-    name: str,
-    manifest: Mapping[str, Any],
-    reports: Mapping[str, Any],
-    preprocess: Mapping[str, Any],
-    *,
-    license: str | None,
-) -> str:
-    """The card of a bundle of the net `name` of `weights.PUBLISHED`, which was not trained here."""
+def of_backbone(name: str, manifest: Manifest, *, license: str | None) -> str:
+    """Returns the card of the net `name` of `weights.PUBLISHED`, which was not trained here."""
     published = PUBLISHED[name]
-    values = _program_values(manifest, reports, preprocess) | {
+    values = _program_values(manifest) | {
         "name": name,
         "published": published,
         "license_lines": f"license: {json.dumps(license or 'other')}",
         "license": license or "the license of the weights",
-        **({"if_words": ""} if "text" in manifest else {}),
+        **({"if_words": ""} if manifest.text else {}),
         "trained": "",
     }
     sections = _template("card.md").split("\n\n## ")
@@ -177,12 +154,12 @@ def of_backbone(
 
 
 def pretraining(weights: str | None) -> str:
-    """The source of the initial weights and their license, as far as the file tells."""
+    """Returns the source of the initial weights and their license, as far as the file tells."""
     if not weights:
         return "none, all parameters are from this training"
     name = os.path.basename(weights)
     if not os.path.isfile(weights):
-        return f"{name}, of unknown license (the file was not there at the export)"
+        return f"{name}, of unknown license (the file was missing at the export)"
     if published := identify(weights):
         return f"{published} (license: {PUBLISHED[published].license})"
     try:
@@ -195,15 +172,11 @@ def pretraining(weights: str | None) -> str:
 
 
 def _data_set(run: Run) -> str:
-    """The name of the data set, with the last part of its path if it is the user's own."""
+    """Returns the name of the data set, with the last part of its path if it is the user's own."""
     spec = named(run.config["dataset"])
     has_path = spec["name"] in ("folder", "npz", "table")
     path = next((spec[key] for key in PATHS["dataset"] if has_path and spec.get(key)), None)
-    return (
-        f"{spec['name']} {os.path.basename(os.path.normpath(path))}"
-        if path
-        else run.options.dataset["name"]
-    )
+    return f"{spec['name']} {os.path.basename(os.path.normpath(path))}" if path else spec["name"]
 
 
 def _score_table(evidence: Evidence) -> str:
@@ -221,29 +194,21 @@ def _score_table(evidence: Evidence) -> str:
     return _table(f"test split | value | {level_text()} interval over classes | queries", rows)
 
 
-def _threshold_table(thresholds: Mapping[str, Any]) -> str:
+def _threshold_table(thresholds: Mapping[str, Threshold]) -> str:
     rows = []
     for name, entry in thresholds.items():
-        test = entry["test"]
+        test = entry.test
         rates = (
-            f"{_rate(test[rate])} ({_range(test[f'{rate}_interval'], _rate)})"
-            for rate in ("fmr", "fnmr")
+            f"{_rate(rate)} ({_range(interval, _rate)})"
+            for rate, interval in ((test.fmr, test.fmr_interval), (test.fnmr, test.fnmr_interval))
         )
-        refused = (_rate(test[name]) for name in ("known_refused", "strangers_refused"))
-        rows.append((name, f"{entry['cosine']:.4f}", *rates, *refused))
+        refused = _rate(test.known_refused), _rate(test.strangers_refused)
+        rows.append((name, f"{entry.cosine:.4f}", *rates, *refused))
     titles = (
         "name | cosine | false match rate on test | false non-match rate on test | known refused | "
         "strangers refused"
     )
     return _table(titles, rows)
-
-
-def _compression_table(compression: Mapping[str, Mapping[str, float]]) -> str:
-    rows = (
-        (name, f"{row['bytes']:,}", *(_percent(row[x]) for x in ("R@1", "MAP@R", "recall@10")))
-        for name, row in compression.items()
-    )
-    return _table("form | bytes per item | R@1 | MAP@R | recall@10", rows)
 
 
 def _prefix_table(prefixes: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> str:
@@ -265,29 +230,21 @@ def _program_table(programs: Mapping[str, Any]) -> str:
     return _table("program | images | largest difference | smallest cosine | same nearest", rows)
 
 
-def _limit_lines(run: Run, manifest: Mapping[str, Any], evidence: Evidence) -> Iterator[str]:
-    yield (
-        f"The scores hold for images such as the images of {_data_set(run)}. Nothing was measured "
-        "on other images, on people, or for decisions about people."
-    )
-    low = [name for name, score in evidence.scores.items() if score["interval"] is None]
-    if low:
-        yield "The test split has fewer than 8 classes, too few for intervals."
-    if manifest["output"]["precision"] != "float32":
-        yield f"The net computes in {manifest['output']['precision']}."
-    yield (
-        "Accelerators round the inputs of products; embeddings made on one may differ from those "
-        "of a CPU by up to 1e-2 in a coordinate. Do not mix them in one index without a check."
-    )
-
-
-def _image_limits(test: Split, preprocess: Mapping[str, Any]) -> Iterator[str]:
-    if test.boxes is not None:
-        yield "Training and test images were cropped to given boxes. Crop queries in the same way."
-    first = preprocess["operations"][0] if preprocess["operations"] else {}
-    if first.get("name") == "resize" and first.get("antialias"):
-        size = f"{first['width']} x {first['height']}"
-        yield f"All images of the data set had {size} pixels. Others are resized to that size."
+def _limits(run: Run, manifest: Manifest, evidence: Evidence) -> str:
+    """Returns lines about limits that only some runs have."""
+    first: Mapping[str, Any] = next(iter(manifest.preprocess["operations"]), {})
+    is_resized = first.get("name") == "resize" and first.get("antialias")
+    has_intervals = all(score["interval"] is not None for score in evidence.scores.values())
+    limits = {
+        "The test split has fewer than 8 classes, too few for intervals.": not has_intervals,
+        f"The net computes in {manifest.output.precision}.": manifest.output.precision != "float32",
+        "Training and test images were cropped to given boxes. Crop queries in the same way.": (
+            run.test.boxes is not None
+        ),
+        f"All images of the data set had {first.get('width')} x {first.get('height')} pixels. "
+        "Others are resized to that size.": is_resized,
+    }
+    return "".join(f"* {line}\n" for line, holds in limits.items() if holds)
 
 
 def _trained(result: Result | None) -> str:

@@ -1,12 +1,12 @@
-"""Embeddings of a collection of any size, in parts that processes write without any exchange.
+"""Embeddings of a collection of any size, in parts that processes write independently.
 
-A collection is a folder of images, or a Parquet file with a column `path` and perhaps `id`. Such a
+A collection is a folder of images, or a Parquet file with a column `path` and perhaps `id`. A
 list is read by row groups: a process holds one row group, however long the list is. Further columns
 are metadata of an index.
 
 The files of a part are `000000016384.parquet`, named by the first row of their chunk, with columns
-`id`, `metadata` and `vector`, as `dmljax index create --import` reads them. Each is written at
-once, so the files that exist are the progress. Images that cannot be embedded have no row;
+`id`, `metadata` and `vector`, as `dmljax index create --import` reads them. Each is written
+atomically, so the existing files are the progress. Images that cannot be embedded have no row;
 `left_out.jsonl` names them.
 """
 
@@ -50,7 +50,7 @@ class Image(NamedTuple):
 def metadata_of(
     name: str, columns: Mapping[str, Any] = types.MappingProxyType({})
 ) -> dict[str, Any]:
-    """The metadata of an image in an index: the folder in its id, and further columns of a list."""
+    """Returns the metadata of an image in an index: the folder in its id, and a list's columns."""
     return {"folder": name.rpartition("/")[0], **columns}
 
 
@@ -58,8 +58,8 @@ def metadata_of(
 class Collection:
     """Images in a fixed order. `digest` tells two collections apart.
 
-    `skipped_columns` are columns of a list that cannot be metadata. `path_note` says where relative
-    paths begin.
+    `skipped_columns` are columns of a list that cannot be metadata. `path_note` says which folder
+    relative paths refer to.
     """
 
     count: int
@@ -70,7 +70,7 @@ class Collection:
 
 
 def images_below(folder: str | os.PathLike) -> list[Image]:
-    """The images below a folder, sorted by path; the id is the path below the folder, in NFC."""
+    """Returns the images below a folder, sorted by path; ids are relative paths in NFC."""
     root = pathlib.Path(folder)
     paths = image_folders.image_paths(root)
     names = [pathlib.Path(path).relative_to(root).as_posix() for path in paths]
@@ -81,13 +81,13 @@ def _folder(root: str | os.PathLike) -> Collection:
     images = images_below(root)
     if not images:
         suffixes = " ".join(image_formats.SUFFIXES)
-        raise FileNotFoundError(f"{root} has no images; known suffixes are {suffixes}")
+        raise FileNotFoundError(f"{root} contains no images; known suffixes are {suffixes}")
     digest = hashlib.sha256(json.dumps([image.id for image in images]).encode()).hexdigest()
     return Collection(len(images), digest, lambda rows: images[rows.start : rows.stop])
 
 
 def _list(path: str | os.PathLike, *, metadata: bool) -> Collection:
-    """The rows of a Parquet file. Relative paths are below the folder of the file."""
+    """Opens a Parquet file as a collection. Relative paths refer to the folder of the file."""
     pa, parquet = vector_files.pyarrow()
     try:
         file = parquet.ParquetFile(path)
@@ -104,7 +104,7 @@ def _list(path: str | os.PathLike, *, metadata: bool) -> Collection:
     counts = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
     starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     if not starts[-1]:
-        raise ValueError(f"{path} has no rows")
+        raise ValueError(f"{path} is empty")
     folder = pathlib.Path(path).parent
 
     @functools.lru_cache(maxsize=1)
@@ -132,7 +132,7 @@ def _list(path: str | os.PathLike, *, metadata: bool) -> Collection:
 
 
 def _is_scalar(kind: Any) -> bool:
-    """Whether values of a type of Arrow are text, numbers or bools."""
+    """Tells whether values of a type of Arrow are text, numbers or bools."""
     pa, _ = vector_files.pyarrow()
     tests = pa.types.is_string, pa.types.is_large_string, pa.types.is_integer, pa.types.is_boolean
     if pa.types.is_dictionary(kind):
@@ -141,12 +141,12 @@ def _is_scalar(kind: Any) -> bool:
 
 
 def _finite(value: Any) -> Any:
-    """The value; None for a number that JSON lacks: a missing one is NaN in many tables."""
+    """Returns the value; None for NaN (missing in many tables) and infinity, which JSON lacks."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _footer_digest(path: str | os.PathLike) -> str:
-    """The SHA-256 of the end of a Parquet file: schema, row groups, their places and statistics."""
+    """Returns the SHA-256 of a Parquet footer: schema, row groups, their offsets and statistics."""
     with open(path, "rb") as file:
         file.seek(-8, os.SEEK_END)
         length = int.from_bytes(file.read(4), "little")
@@ -155,27 +155,12 @@ def _footer_digest(path: str | os.PathLike) -> str:
 
 
 def open_collection(path: str | os.PathLike, *, metadata: bool = False) -> Collection:
-    """The images of a folder, or of a Parquet list; with `metadata`, its further columns."""
+    """Opens a folder of images, or a Parquet list; with `metadata`, with its further columns."""
     if os.path.isdir(path):
         return _folder(path)
     if os.path.isfile(path):
         return _list(path, metadata=metadata)
     raise FileNotFoundError(f"--images={path} is neither a folder nor a Parquet file")
-
-
-def _task(
-    bundle: Bundle, collection: Collection, *, chunk: int, prefix: int | None
-) -> dict[str, Any]:
-    """The facts that all parts of the embeddings of a collection share."""
-    return {
-        "model": bundle.digest,
-        "dimension": prefix or bundle.dimension,
-        "similarity": bundle.similarity,
-        "batch_size": bundle.batch_sizes[-1],
-        "collection": collection.digest,
-        "count": collection.count,
-        "chunk": chunk,
-    }
 
 
 def embed(
@@ -187,14 +172,14 @@ def embed(
     chunk: int = CHUNK,
     prefix: int | None = None,
 ) -> dict[str, Any]:
-    """Embeds one part of the images of a folder or a Parquet list; the facts of this part.
+    """Embeds one part of the images of a folder or a Parquet list, and returns facts of the part.
 
-    With `prefix`, one of the bundle's, only the first `prefix` numbers of each embedding count, as
+    With `prefix`, one of the bundle's, it writes the first `prefix` numbers of each embedding as
     unit vectors.
 
-    A killed call is simply repeated: it continues with the first chunk that has no file. Batches
-    lie at the same rows for every number of parts, and are padded to one size, so the vectors do
-    not depend on the number of parts.
+    Repeat a killed call: it continues with the first missing chunk. Batches begin at the same rows
+    for every number of parts, and are padded to one size, so the vectors do not depend on the
+    number of parts.
 
     >>> embed("photos.bundle", "list.parquet", "vectors", shard=parts.Shard(0, 8))  # doctest: +SKIP
     """
@@ -202,8 +187,17 @@ def embed(
     collection = open_collection(images, metadata=True)
     bundle.check_prefix(prefix)
     if shard.count > collection.count:
-        raise ValueError(f"--shard={shard}: there are only {collection.count:,} images")
-    with parts.claimed(out, shard, _task(bundle, collection, chunk=chunk, prefix=prefix)) as folder:
+        raise ValueError(f"--shard={shard}: the collection has {collection.count:,} images")
+    task = {
+        "model": bundle.digest,
+        "dimension": prefix or bundle.dimension,
+        "similarity": bundle.similarity,
+        "batch_size": bundle.batch_sizes[-1],
+        "collection": collection.digest,
+        "count": collection.count,
+        "chunk": chunk,
+    }
+    with parts.claimed(out, shard, task) as folder:
         rows = shard.rows(collection.count)
         if not parts.is_complete(folder):
             with ThreadPoolExecutor(cores.count()) as pool:
@@ -228,7 +222,7 @@ def embed(
 def embedded(
     bundle: Bundle, images: Sequence[Image], first_row: int, pool: ThreadPoolExecutor
 ) -> tuple[list[str], np.ndarray, list[tuple[str, str]]]:
-    """Ids and vectors of the images that can be embedded, and the others with what is wrong."""
+    """Returns ids and vectors of the images that can be embedded, and problems of the others."""
     size = bundle.batch_sizes[-1]
     ids: list[str] = []
     vectors = [np.zeros((0, bundle.dimension), np.float32)]
@@ -255,7 +249,7 @@ def embedded(
 def _prepared(
     bundle: Bundle, images: Sequence[Image], offset: int, pool: ThreadPoolExecutor
 ) -> Iterator[tuple[int, list[tuple[Image, np.ndarray | str]]]]:
-    """The first slot and the decoded images of every batch, while threads decode the next two."""
+    """Yields the first slot and the decoded images of every batch; threads decode the next two."""
     size = bundle.batch_sizes[-1]
     bounds = [0, *range(size - offset, len(images), size), len(images)]
     pending: collections.deque[tuple[int, list[tuple[Image, Future]]]] = collections.deque()
@@ -294,7 +288,7 @@ def write_chunk(
 
 
 def write_left_out(folder: pathlib.Path) -> int:
-    """Lists the images of a part that could not be read; their number."""
+    """Lists the images of a part that could not be read, and returns their count."""
     _, parquet = vector_files.pyarrow()
     lines = []
     for path in sorted(folder.glob("*.parquet")):

@@ -1,8 +1,8 @@
 """A run becomes a bundle, if its programs compute what its checkpoint computes."""
 
 import contextlib
+import dataclasses
 import datetime
-import json
 import os
 import pathlib
 import shutil
@@ -14,25 +14,14 @@ import numpy as np
 from safetensors.numpy import save as save_tensors
 
 import dmljax
-from dmljax.bundle import (
-    card,
-    compression,
-    figures,
-    files,
-    golden,
-    loading,
-    onnx_program,
-    parity,
-    preprocessing,
-    programs,
-)
+from dmljax.bundle import card, figures, files, loading, models, parity, preprocessing, programs
 from dmljax.config.fields import named
 from dmljax.data.records import Reader
 from dmljax.data.splits import Split, images_of, subset
 from dmljax.files import locks, reading
 from dmljax.files import result as results
 from dmljax.files.result import Result
-from dmljax.files.writing import make_folder, sync, write_json
+from dmljax.files.writing import make_folder, sync
 from dmljax.metrics.significance import FEWEST_CLASSES
 from dmljax.runs import frozen
 from dmljax.runs.folder import embedding, reopen
@@ -42,9 +31,8 @@ from dmljax.train.step import TrainState
 
 BATCH_SIZES = (1, 4, 16, 32, 64)
 _CHECKED_IMAGES = 256
-_FITTED_IMAGES = 5_000  # for ranges and thresholds: at most 12.5 million pairs
-_COMPARED_IMAGES = 4_000
-_MONTHS = 6  # for which JAX promises that newer versions run a program
+_THRESHOLD_IMAGES = 5_000  # at most 12.5 million pairs
+_PROMISE = datetime.timedelta(days=182)  # JAX promises that newer versions run a program
 
 
 def export(
@@ -70,14 +58,13 @@ def export(
     the checkpoint on test images. Otherwise `MismatchedProgram` is raised and nothing is left.
     """
     workdir, out = reading.chosen_run(workdir), pathlib.Path(out)
-    sizes = checked_sizes(batch_sizes)
-    check_target(out, onnx=onnx)
+    check_target(out, batch_sizes, onnx=onnx)
     with _finished(workdir):
         run, state = reopen(workdir, step=step, overrides=overrides, trust_modules=trust_modules)
     preprocess = preprocessing.from_transform(run.config["eval_transform"], run.eval_image_shape)
     if not callable(getattr(run.method, "embed", None)):
         method = named(run.config["method"])["name"]
-        raise ValueError(f"the method {method!r} has no function embed: a bundle needs one")
+        raise ValueError(f"the method {method!r} lacks the function embed, which a bundle needs")
     evaluator = Evaluator(run)
     test_embeddings = evaluator.embeddings(state, run.test)
     against = frozen.check(
@@ -96,60 +83,32 @@ def export(
         return np.asarray(checkpoint_fn(on_device, images), np.float32)
 
     shape, classes = run.eval_image_shape, len(run.train.names)
-    config, variables = programs.at_size(without_paths(run.config), variables, shape)
-    model = programs.with_values(programs.model_of(config, shape, classes=classes), variables)
-    images, labels = test_images(run, preprocess, limit=_CHECKED_IMAGES)
+    config, variables = models.at_size(without_paths(run.config), variables, shape)
+    model = models.with_values(models.model_of(config, shape, classes=classes), variables)
+    images, labels = _test_images(run, preprocess, limit=_CHECKED_IMAGES)
     with written_whole(out) as folder:
-        write_json(folder / files.CONFIG, config, indent=2)
-        write_model(folder, model, preprocess, embed_fn)
-        facts = {"batch_sizes": list(sizes), "classes": classes, "thresholds": {}}
-        if run.method.prefixes:
-            facts["prefixes"] = list(run.method.prefixes)
-        manifest = write_manifest(folder, model, facts, onnx=onnx)
-        net = loading.Bundle(folder, manifest, preprocess, embed_fn, sizes[-1:])
-        reference = net.embed_prepared(images)
-        reports = check_programs(folder, manifest, reference, images, labels)
-        write_json(folder / files.PARITY, reports, indent=2)
+        facts = {"classes": classes, "prefixes": run.method.prefixes, "batch_sizes": batch_sizes}
+        manifest = write_model(folder, model, config, preprocess, embed_fn, **facts)
+        manifest = write_proof(folder, manifest, preprocess, embed_fn, images, labels, onnx=onnx)
         result = results.read_if_any(workdir)
         if result is not None and (result.chosen is None or result.chosen.step != int(state.step)):
             result = None  # of another checkpoint
-        evidence = _evidence(
-            run,
-            state,
-            result,
-            folder,
-            evaluator=evaluator,
-            test=test_embeddings[MAIN],
-            against=against,
-            unit=manifest["output"]["unit"],
-        )
-        facts["thresholds"] = evidence.thresholds
-        manifest = write_manifest(folder, model, facts)
-        markdown = card.text(
-            run,
-            manifest,
-            reports,
-            preprocess.to_json(),
-            evidence,
-            result=result,
-            license=license,
-        )
+        if manifest.output.unit:
+            thresholds = _thresholds(run, state, evaluator, test_embeddings[MAIN])
+            manifest = dataclasses.replace(manifest, thresholds=thresholds)
+        evidence = _evidence(run, state, result, test_embeddings[MAIN], against)
+        markdown = card.text(run, manifest, evidence, result=result, license=license)
         (folder / files.CARD).write_text(markdown)
-        write_manifest(folder, model, facts)
+        files.write_manifest(folder, manifest)
     return out
 
 
-def checked_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The batch sizes of a bundle in their order; raises if one is no positive number."""
-    if not sizes or min(sizes) < 1:
-        raise ValueError(f"batch sizes must be positive, not {list(sizes)}")
-    return tuple(sorted(set(sizes)))
-
-
-def check_target(out: pathlib.Path, *, onnx: bool) -> None:
-    """Raises unless `out` does not exist or is an empty folder, and `onnx` programs can be made."""
+def check_target(out: pathlib.Path, batch_sizes: Sequence[int], *, onnx: bool) -> None:
+    """Raises unless a bundle can be written to `out` with these batch sizes and programs."""
+    if not batch_sizes or min(batch_sizes) < 1:
+        raise ValueError(f"batch sizes must be positive, not {list(batch_sizes)}")
     if onnx:
-        onnx_program.check_installed()
+        models.check_onnx_installed()
     if os.path.lexists(out) and (not out.is_dir() or out.is_symlink() or any(out.iterdir())):
         raise FileExistsError(f"{out} exists and is not an empty folder: choose another --out")
 
@@ -170,7 +129,7 @@ def _finished(workdir: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def written_whole(out: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A new folder beside `out`, which is renamed to `out` when the block ends without an error."""
+    """Yields a new folder next to `out`, and renames it to `out` if the block raises no error."""
     make_folder(out.parent)
     folder = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
@@ -188,14 +147,14 @@ def written_whole(out: pathlib.Path) -> Iterator[pathlib.Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_images(
+def _test_images(
     run: Run, preprocess: preprocessing.Preprocessing, *, limit: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs `uint8 [n h w c]` and labels of test images: whole classes, in a random order."""
+    """Returns inputs `uint8 [n h w c]` and labels of test images: whole classes in random order."""
     split = run.test
     read = Reader(images_of(split), cache=False, least_side=preprocess.least_side)
-    rng, images, labels = np.random.default_rng(0), [], []
-    for row in _rows_by_class(split, rng):
+    images, labels = [], []
+    for row in _rows_by_class(split):
         if len(images) == limit:
             break
         try:
@@ -205,55 +164,48 @@ def test_images(
             if run.options.unreadable != "skip":
                 raise
     if not images:
-        raise ValueError("the test split has no readable image to compare the programs on")
+        raise ValueError("the programs cannot be compared: no image of the test split is readable")
     return np.stack(images), np.array(labels)
+
+
+def _rows_by_class(split: Split) -> np.ndarray:
+    order = np.random.default_rng(0).permutation(len(split.names))
+    return np.argsort(order[split.labels], kind="stable")
 
 
 def _evidence(
     run: Run,
     state: TrainState,
     result: Result | None,
-    folder: pathlib.Path,
-    *,
-    evaluator: Evaluator,
     test: np.ndarray,
     against: Sequence[frozen.Against],
-    unit: bool,
 ) -> card.Evidence:
-    """Measures the figures of the card; also writes `compression.safetensors`."""
-    selection = f"Checkpoint of step {int(state.step)} of {run.steps}"
-    uses_test = False
+    """Computes the scores of the card."""
+    selection, uses_test = f"Checkpoint of step {int(state.step)} of {run.steps}", False
     if result is not None and result.chosen is not None:
         selection, uses_test = result.chosen.sentence, result.chosen.uses_test
         selection = selection[0].upper() + selection[1:]
     average = run.options.evaluate.average
     scores = figures.scores(test, run.test, average=average)
     prefixes = figures.by_prefix(test, run.test, run.method.prefixes, average=average)
-    evidence = card.Evidence(
-        scores=scores,
-        against=against,
-        selection=selection,
-        uses_test=uses_test,
-        thresholds={},
-        compression={},
-        compression_images=0,
-        fitted_on="",
-        prefixes={**prefixes, test.shape[1]: scores} if run.method.prefixes else {},
-    )
-    if not unit:
-        return evidence
+    if run.method.prefixes:
+        prefixes[test.shape[1]] = scores
+    return card.Evidence(scores, against, selection, uses_test, prefixes)
 
-    def sample(
-        split: Split, limit: int, embeddings: np.ndarray | None = None, *, most: int | None = None
-    ) -> figures.Labeled:
-        """At most `limit` images, class by class, without images that cannot be read.
 
-        Of each class all, or the first `most`.
-        """
-        rows = _rows_by_class(split, np.random.default_rng(0))
+def _thresholds(
+    run: Run, state: TrainState, evaluator: Evaluator, test: np.ndarray
+) -> dict[str, files.Threshold]:
+    """Chooses thresholds on held-out classes, or on half of the test classes."""
+    # Large classes leave room for others: two halves of 8 classes have them.
+    most = _THRESHOLD_IMAGES // (2 * FEWEST_CLASSES)
+
+    def sample(split: Split, embeddings: np.ndarray | None = None) -> figures.Labeled:
+        """Returns readable images, the first `most` of each class, class by class."""
+        rows = _rows_by_class(split)
         starts = np.flatnonzero(np.diff(split.labels[rows], prepend=-1))  # of classes
         within = np.arange(len(rows)) - np.repeat(starts, np.diff(starts, append=len(rows)))
-        rows = np.sort(rows[within < (most or limit)][:limit])
+        rows = np.sort(rows[within < most][:_THRESHOLD_IMAGES])
         if embeddings is None:
             embeddings = evaluator.embeddings(state, subset(split, rows))[MAIN]
         else:
@@ -261,58 +213,77 @@ def _evidence(
         readable = np.isfinite(embeddings).all(axis=1)
         return figures.Labeled(embeddings[readable], split.labels[rows][readable])
 
-    train = sample(run.train, _FITTED_IMAGES)
-    # Large classes leave room for others: two halves of 8 classes have them.
-    most = _FITTED_IMAGES // (2 * FEWEST_CLASSES)
-    measured_on = sample(run.test, _FITTED_IMAGES, test, most=most)
+    measured_on = sample(run.test, test)
     if run.held_out is not None and len(run.held_out.names) >= FEWEST_CLASSES:
-        chosen_on, split_name = sample(run.held_out, _FITTED_IMAGES, most=most), "val"
-    else:
-        (chosen_on, measured_on), split_name = figures.halves(measured_on), "test"
-    fitted = compression.fit(train.embeddings)
-    (folder / files.COMPRESSION).write_bytes(save_tensors(fitted))
-    compared = sample(run.test, _COMPARED_IMAGES, test)
-    return evidence._replace(
-        thresholds=figures.thresholds(chosen_on, measured_on, split=split_name),
-        compression=figures.compression_table(fitted, compared, run.method.prefixes),
-        compression_images=len(compared.labels),
-        fitted_on=f"{len(train.labels):,} training images",
-    )
-
-
-def _rows_by_class(split: Split, rng: np.random.Generator) -> np.ndarray:
-    order = rng.permutation(len(split.names))
-    return np.argsort(order[split.labels], kind="stable")
+        return figures.thresholds(sample(run.held_out), measured_on, split="val")
+    return figures.thresholds(*figures.halves(measured_on), split="test")
 
 
 def write_model(
     folder: pathlib.Path,
-    model: programs.Model,
+    model: models.Model,
+    config: Mapping[str, Any],
     preprocess: preprocessing.Preprocessing,
     embed_fn: Callable[[np.ndarray], np.ndarray],
-) -> None:
-    """Writes parameters, program, preprocessing and golden images.
+    **facts: Any,
+) -> files.Manifest:
+    """Writes parameters, program, golden images and manifest; see `describe` about `facts`.
 
-    `embed_fn` gives the embeddings that belong to the golden images.
+    `embed_fn` computes the embeddings that belong to the golden images.
     """
-    (folder / files.PARAMS).write_bytes(save_tensors(_contiguous(model.tensors)))
-    programs.write(folder / files.PROGRAM, programs.stablehlo(model))
-    write_json(folder / files.PREPROCESS, preprocess.to_json(), indent=2)
-    encoded = golden.encoded(preprocess)
-    inputs = golden.inputs(encoded, preprocess)
-    tensors = {f"encoded_{i}": np.frombuffer(x, np.uint8) for i, x in enumerate(encoded)}
-    tensors |= {"inputs": inputs, "embeddings": embed_fn(inputs)}
-    (folder / files.GOLDEN).write_bytes(save_tensors(tensors))
-    for name in (files.PARITY, files.CARD):  # until they are known
-        (folder / name).write_text("{}\n")
+    arrays = _contiguous(model.tensors)
+    (folder / files.PARAMS).write_bytes(save_tensors(arrays))
+    (folder / files.PROGRAM).write_bytes(models.serialized(models.stablehlo(model)))
+    golden = parity.golden(preprocess)
+    golden["embeddings"] = embed_fn(golden["inputs"])
+    (folder / files.GOLDEN).write_bytes(save_tensors(golden))
+    manifest = describe(arrays, config, preprocess, golden["embeddings"], **facts)
+    return files.write_manifest(folder, manifest)
 
 
 def _contiguous(tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return {path: np.ascontiguousarray(x) for path, x in tensors.items()}
 
 
+def describe(
+    tensors: Mapping[str, np.ndarray],
+    config: Mapping[str, Any],
+    preprocess: preprocessing.Preprocessing,
+    embeddings: np.ndarray,
+    *,
+    batch_sizes: Sequence[int],
+    classes: int,
+    prefixes: Sequence[int] = (),
+) -> files.Manifest:
+    """Returns the manifest of a model that has these `embeddings [n d]` of some images."""
+    unit = bool(np.allclose(np.linalg.norm(embeddings, axis=1), 1, atol=1e-3))
+    net, method = (c if isinstance(c, dict) else {} for c in (config["net"], config["method"]))
+    precision = str(net.get("dtype") or method.get("dtype") or "float32")
+    today = datetime.datetime.now(datetime.UTC).date()
+    similarity = "cosine" if unit else "euclidean"
+    return files.Manifest(
+        format=files.FORMAT,
+        dmljax=dmljax.__version__,
+        model=files.model_digest(tensors, preprocess.to_json(), config),
+        config=dict(config),
+        preprocess=preprocess.to_json(),
+        output=files.Output(embeddings.shape[1], unit, similarity, precision),
+        program=files.Program(
+            platforms=models.PLATFORMS,
+            jax=jax.__version__,
+            jaxlib=jax.lib.__version__,
+            exported_on=programs.platform(),
+            exported=today.isoformat(),
+            promised_until=(today + _PROMISE).isoformat(),
+        ),
+        batch_sizes=tuple(sorted(set(batch_sizes))),
+        classes=classes,
+        prefixes=tuple(prefixes),
+    )
+
+
 def without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config without the folders of the machine: paths keep their last part."""
+    """Returns the config without the folders of the machine: paths keep their last part."""
 
     def shorten(value: Any) -> Any:
         if isinstance(value, dict):
@@ -323,88 +294,44 @@ def without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, **shortened}
 
 
-def write_manifest(
+def write_proof(
     folder: pathlib.Path,
-    model: programs.Model,
-    facts: Mapping[str, Any],
+    manifest: files.Manifest,
+    preprocess: preprocessing.Preprocessing,
+    embed_fn: Callable[[np.ndarray], np.ndarray],
+    images: np.ndarray,
+    labels: np.ndarray | None = None,
     *,
-    onnx: bool = False,
-    exported_on: str | None = None,
-) -> dict[str, Any]:
-    """Writes the manifest of the files that are in `folder`, and returns it.
+    onnx: bool,
+) -> files.Manifest:
+    """Writes the ONNX program if wanted, and the parity reports of all programs on `images`.
 
-    `facts` are the fields that no file tells: batch_sizes, classes and thresholds. `exported_on` is
-    the platform that made the stored embeddings, by default this one. With `onnx`, it also writes
-    the ONNX program, which is made from the bundle as it is without.
+    Without `labels`, all images belong to one class.
     """
-    tensors = _contiguous(model.tensors)
-    config, preprocess = (
-        json.loads((folder / name).read_text()) for name in (files.CONFIG, files.PREPROCESS)
-    )
-    exported = jax.export.deserialize(bytearray((folder / files.PROGRAM).read_bytes()))
-    golden_tensors = files.parse_tensors((folder / files.GOLDEN).read_bytes(), files.GOLDEN)
-    embeddings = golden_tensors["embeddings"]
-    unit = bool(np.allclose(np.linalg.norm(embeddings, axis=1), 1, atol=1e-3))
-    today = datetime.datetime.now(datetime.UTC).date()
-    manifest = {
-        "format": files.FORMAT,
-        "model": files.model_digest(tensors, preprocess, config),
-        "input": preprocess["input"],
-        "output": {
-            "dimension": embeddings.shape[1],
-            "unit": unit,
-            "similarity": "cosine" if unit else "euclidean",
-            "precision": _precision(config),
-        },
-        "program": {
-            "platforms": list(exported.platforms),
-            "calling_convention": exported.calling_convention_version,
-            "jax": jax.__version__,
-            "jaxlib": jax.lib.__version__,
-            "exported_on": exported_on or loading.platform(),
-            "exported": today.isoformat(),
-            "promised_until": _months_later(today, _MONTHS).isoformat(),
-        },
-        **facts,
-        "dmljax": dmljax.__version__,
-        "files": files.digests(folder),
-    }
-    manifest = files.sealed(manifest)
-    write_json(folder / files.MANIFEST, manifest, indent=2)
     if onnx:
-        onnx_program.write(folder)
-        return write_manifest(folder, model, facts, exported_on=exported_on)
-    return manifest
-
-
-def _precision(config: Mapping[str, Any]) -> str:
-    net, method = (c if isinstance(c, dict) else {} for c in (config["net"], config["method"]))
-    return str(net.get("dtype") or method.get("dtype") or "float32")
-
-
-def _months_later(day: datetime.date, months: int) -> datetime.date:
-    years, month = divmod(day.month - 1 + months, 12)
-    return datetime.date(day.year + years, month + 1, min(day.day, 28))
+        models.write_onnx(folder)
+        manifest = files.write_manifest(folder, manifest)
+    net = loading.Bundle(folder, manifest, preprocess, embed_fn, manifest.batch_sizes[-1:])
+    reference = net.embed_prepared(images)
+    labels = np.zeros(len(images), np.int32) if labels is None else labels
+    reports = check_programs(folder, manifest, reference, images, labels)
+    return files.write_manifest(folder, dataclasses.replace(manifest, parity=reports))
 
 
 def check_programs(
     folder: pathlib.Path,
-    manifest: Mapping[str, Any],
+    manifest: files.Manifest,
     reference: np.ndarray,
     images: np.ndarray,
-    labels: np.ndarray | None = None,
+    labels: np.ndarray,
 ) -> dict[str, Any]:
-    """The parity reports of all programs in `folder`. Without `labels`, all images are alike."""
-    if labels is None:
-        labels = np.zeros(len(images), np.int32)
-    limits = loading.limits(
-        manifest["output"]["precision"], manifest["program"]["exported_on"], loading.platform()
-    )
-    reports: dict[str, Any] = {"platform": loading.platform(), "programs": {}}
+    """Returns the parity reports of all programs in `folder`."""
+    limits = loading.limits(manifest.output.precision, programs.platform())
+    reports: dict[str, Any] = {"platform": programs.platform(), "programs": {}}
     for program in loading.PROGRAMS:
-        if program == "onnx" and not (folder / files.ONNX).exists():
+        if program == "onnx" and files.ONNX not in manifest.files:
             continue
-        outputs = parity.run_program(folder, images, program, largest=manifest["batch_sizes"][-1])
+        outputs = parity.run_program(folder, images, program, largest=manifest.batch_sizes[-1])
         try:
             reports["programs"][program] = parity.compare(reference, outputs, labels, limits=limits)
         except parity.MismatchedProgram as error:

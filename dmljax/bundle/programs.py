@@ -1,186 +1,163 @@
-"""The embedding of a run as a program: its parameters are arguments, its batch is of any size.
+"""The programs of a bundle as functions: StableHLO by JAX, ONNX by onnxruntime. Imports no flax.
 
-JAX promises for some months that a program loads. Config and parameters last longer: `open_model`
-makes the embedding function of a bundle from them again.
+A program consists of JAX operations only: `refusal` finds every operation that could reach outside
+of it. The digests of the manifest exclude accidental damage; a program that somebody damaged on
+purpose can still crash its reader, which is a native library (docs/security.md).
 """
 
-import contextlib
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import export
-from jax.interpreters import partial_eval
+from jax.extend import mlir
+from jax.extend.mlir import ir
+from jax.interpreters.mlir import make_ir_context
 
-from dmljax.bundle import admission, files
-from dmljax.config import fields
+from dmljax.bundle import files
+from dmljax.bundle.errors import BadBundle
+from dmljax.files import onnx_files
 
-PLATFORMS = ("cpu", "cuda", "tpu")
-
-
-class Model(NamedTuple):
-    """An embedding function: `embed_fn(tensors, images uint8 [b h w c]) -> float32 [b d]`.
-
-    `tensors` are the parameters and statistics that it reads, by their paths.
-    """
-
-    embed_fn: Callable[[Mapping[str, Any], Any], Any]
-    tensors: dict[str, Any]
-    image_shape: tuple[int, int, int]
+# Operations that pass data to the process or to other devices.
+_OUTSIDE = {f"stablehlo.{name}" for name in ("infeed", "outfeed", "recv", "send")}
 
 
-def flat(variables: Any) -> dict[str, Any]:
-    """The arrays of a tree by their paths, such as 'params/net/conv1/kernel'."""
-    leaves = jax.tree_util.tree_leaves_with_path(variables)
-    return {jax.tree_util.keystr(keys, simple=True, separator="/"): x for keys, x in leaves}
+def platform(device: jax.Device | None = None) -> str:
+    """Returns the name that `jax.export` has for a device's platform: cpu, cuda, rocm or tpu."""
+    device = jax.devices()[0] if device is None else device
+    if device.platform != "gpu":
+        return device.platform
+    return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
 
 
-def of_tensors(function: Callable[..., Any], variables: Any) -> Callable[..., Any]:
-    """`function(variables, inputs)`, taking instead of the variables its tensors by their paths."""
-    structure, paths = jax.tree.structure(variables), list(flat(variables))
-
-    def of_flat(tensors, inputs):
-        return function(jax.tree.unflatten(structure, [tensors[path] for path in paths]), inputs)
-
-    return of_flat
+def unusable(folder: pathlib.Path, problem: str) -> BadBundle:
+    """Returns the error about a program, with the remedy."""
+    return BadBundle(f"the program of {folder} {problem}. Export the run again with this dmljax")
 
 
-def model(
-    method_embed_fn: Callable[..., Any],
-    normalize_fn: Callable[[Any], Any],
-    variables: Mapping[str, Any],
-    image_shape: Sequence[int],
-) -> Model:
-    """The `Model` of `method_embed_fn(params, model_state, images)`, without unused parameters.
-
-    `variables` is `{"params": ..., "model_state": ...}` with arrays or `jax.ShapeDtypeStruct` as
-    leaves. Classifiers, proxies and memories of the training are left out of `tensors`.
-    """
-
-    def embed_nested(variables, images):
-        return method_embed_fn(variables["params"], variables["model_state"], normalize_fn(images))
-
-    arrays, embed_all = flat(variables), of_tensors(embed_nested, variables)
-    shapes = {path: jax.ShapeDtypeStruct(x.shape, x.dtype) for path, x in arrays.items()}
-    images = jax.ShapeDtypeStruct((2, *image_shape), jnp.uint8)
-    traced = jax.make_jaxpr(embed_all)(shapes, images).jaxpr
-    _, used = partial_eval.dce_jaxpr(traced, [True] * len(traced.outvars))
-    # JAX sorts the keys of dicts.
-    used_paths = [path for path, is_used in zip(sorted(shapes), used[:-1], strict=True) if is_used]
-    unused = {path: shapes[path] for path in shapes if path not in used_paths}
-
-    def embed(tensors, images):
-        # A Flax module reads its unused parameters too; the compiler drops these zeros.
-        zeros = {path: jnp.zeros(x.shape, x.dtype) for path, x in unused.items()}
-        return embed_all({**tensors, **zeros}, images)
-
-    used_arrays = {path: arrays[path] for path in used_paths}
-    return Model(embed, used_arrays, tuple(image_shape))
-
-
-def open_model(folder: pathlib.Path, manifest: Mapping[str, Any]) -> Model:
-    """The model of the bundle in `folder`: its code from dmljax, its values from the bundle."""
-    config = files.read_json(folder, manifest, files.CONFIG)
-    sizes = files.read_json(folder, manifest, files.PREPROCESS)["input"]
-    shape = tuple(sizes[name] for name in ("height", "width", "channels"))
-    tensors = files.read_tensors(folder, manifest, files.PARAMS)
-    shapes = model_of(config, shape, classes=manifest["classes"])
-    files.check_tensors(tensors, shapes.tensors, name=files.PARAMS)
-    return shapes._replace(tensors=tensors)
-
-
-def model_of(config: dict[str, Any], image_shape: Sequence[int], *, classes: int) -> Model:
-    """The model of a completed config; its `tensors` are shapes. Reads no data set."""
-    from dmljax.config.build import embedding  # the code of nets, which training needs too
-
-    method, normalize_fn = embedding(config, classes=classes)
-
-    def variables():
-        images = normalize_fn(jax.numpy.zeros((2, *image_shape), jax.numpy.uint8))
-        batch = {"images": images, "labels": np.zeros(2, np.int32)}
-        params, model_state = method.init(jax.random.key(0), batch)
-        return {"params": params, "model_state": model_state}
-
-    return model(method.embed, normalize_fn, jax.eval_shape(variables), image_shape)
-
-
-def at_size(
-    config: dict[str, Any], variables: Any, image_shape: Sequence[int]
-) -> tuple[dict[str, Any], Any]:
-    """Config and variables of a model whose net has learned positions for images of this shape.
-
-    So no program resizes them. Models of other nets stay as they are.
-    """
-    from dmljax.config.resolve import resolve
-    from dmljax.nets import positions
-
-    net = resolve(config, ("net",)).net.function()
-    height, width = image_shape[:2]
-    new, variables = positions.at_size(net, variables, (height, width))
-    if new is net:
-        return config, variables
-    image_size = np.array(new.image_size).tolist()  # as JSON has it
-    return {**config, "net": {**fields.named(config["net"]), "image_size": image_size}}, variables
-
-
-def with_values(model: Model, variables: Any) -> Model:
-    """The model of `model_of`, whose tensors are shapes, with its arrays among `variables`."""
-    arrays = flat(variables)
-    return model._replace(tensors={path: arrays[path] for path in model.tensors})
-
-
-def stablehlo(model: Model, *, platforms: Sequence[str] = PLATFORMS) -> export.Exported:
-    """The program for any batch size and for all `platforms`."""
-    shape = model.image_shape
-    return exported(model.embed_fn, model.tensors, shape, np.uint8, platforms=platforms)
-
-
-def exported(
-    embed_fn: Callable[..., Any],
-    tensors: Mapping[str, Any],
-    input_shape: Sequence[int],
-    dtype: Any,
+def stablehlo(
+    folder: pathlib.Path,
+    manifest: files.Manifest,
+    tensors: Mapping[str, np.ndarray],
+    input_shape: tuple[int, ...],
     *,
-    platforms: Sequence[str] = PLATFORMS,
-) -> export.Exported:
-    """`embed_fn(tensors, inputs [b *input_shape])` for any batch size."""
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tensors)
-    (batch,) = export.symbolic_shape("b")
-    inputs = jax.ShapeDtypeStruct((batch, *input_shape), dtype)
-    with _without_folders():
-        return export.export(jax.jit(embed_fn), platforms=list(platforms))(shapes, inputs)
+    name: str = files.PROGRAM,
+    device: jax.Device | None = None,
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns the function `inputs [b *input_shape] -> float32 [b d]` of a program of JAX.
 
-
-@contextlib.contextmanager
-def _without_folders() -> Iterator[None]:
-    """A program names the source of each operation: here by the names of files alone.
-
-    Their folders would tell who exported a bundle, and change its digest.
+    `tensors` are its parameters; they must have the names, shapes and types that it takes.
     """
-    name = "jax_hlo_source_file_canonicalization_regex"
-    before = getattr(jax.config, name)
-    jax.config.update(name, ".*/")
-    try:
-        yield
-    finally:
-        jax.config.update(name, before)
+    exported = _deserialize(folder, manifest, name)
+    if (present := platform(device)) not in exported.platforms:
+        names = ", ".join(exported.platforms)
+        raise unusable(folder, f"is for {names}, and JAX runs on {present}")
+    (variables, inputs), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
+    shapes = [inputs.shape[1:], *(x.shape[1:] for x in exported.out_avals)]
+    if shapes != [input_shape, (manifest.output.dimension,)]:
+        taken, *given = map(list, shapes)
+        raise unusable(
+            folder,
+            f"maps {taken} to {', '.join(map(str, given))}, and the manifest says "
+            f"{list(input_shape)} to [{manifest.output.dimension}]",
+        )
+    files.check_tensors(tensors, variables, name=f"the tensors for {name}")
+    device = jax.devices()[0] if device is None else device
+    on_device = jax.device_put(tensors, device)
+    call_fn = jax.jit(exported.call)
+
+    def program_fn(batch: np.ndarray) -> np.ndarray:
+        try:
+            return np.asarray(call_fn(on_device, jax.device_put(batch, device)))
+        except jax.errors.JaxRuntimeError:  # such as a lack of memory
+            raise
+        except Exception as error:  # during compilation
+            raise unusable(folder, f"cannot be compiled: {_one_line(error)}") from error
+
+    return program_fn
 
 
-def serialized(exported: export.Exported) -> bytes:
-    """The bytes of a program's file."""
+def _deserialize(folder: pathlib.Path, manifest: files.Manifest, name: str) -> export.Exported:
+    data = files.read(folder, manifest, name)
     try:
-        return bytes(exported.serialize())
+        import flatbuffers  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            "writing a program needs flatbuffers: pip install 'dmljax[export]'"
+            "reading a program needs flatbuffers: pip install 'dmljax[serve]'"
         ) from error
+    try:
+        exported = export.deserialize(bytearray(data))
+        problem = refusal(exported)
+    except Exception as error:
+        versions = f"made by jax {manifest.program.jax}, read by jax {jax.__version__}"
+        raise unusable(folder, f"cannot be read ({versions}): {_one_line(error)}") from error
+    if problem:
+        raise unusable(folder, f"{problem}: it could run any code")
+    return exported
 
 
-def write(path: pathlib.Path, exported: export.Exported) -> None:
-    """Writes the file of a program of this process, which is read without a trial."""
-    data = serialized(exported)
-    admission.accept(data)
-    path.write_bytes(data)
+def refusal(exported: export.Exported) -> str | None:
+    """Returns the reason for refusing a program, or None: an operation that no export writes.
+
+    XLA looks up the function of a custom call in the process. A callback to Python is such a
+    function, and LAPACK trusts the shapes that the call states. The only custom call that
+    an export makes checks the size of the batch: it takes a truth value and the sizes that its
+    message shows, and returns nothing.
+    """
+
+    def check(operation: ir.Operation) -> ir.WalkResult:
+        name = operation.name
+        if name.partition(".")[0] not in ("builtin", "chlo", "func", "stablehlo"):
+            refusals.append(f"has the operation {name!r}")
+        elif name in _OUTSIDE:
+            refusals.append(f"has the operation {name!r}, which reaches outside of it")
+        elif name == "stablehlo.custom_call":
+            target = ir.StringAttr(operation.attributes["call_target_name"]).value
+            first, *others = [str(operand.type) for operand in operation.operands] or [""]
+            is_assertion = target == "shape_assertion" and not len(operation.results)
+            is_assertion = is_assertion and not len(operation.regions) and first == "tensor<i1>"
+            if not (is_assertion and set(others) <= {"tensor<i32>", "tensor<i64>"}):
+                refusals.append(f"calls {target!r}, a function that nets do not need")
+        return ir.WalkResult.ADVANCE
+
+    refusals: list[str] = []
+    with make_ir_context():
+        module = mlir.deserialize_portable_artifact(exported.mlir_module_serialized)
+        module.operation.walk(check)
+    return refusals[0] if refusals else None
+
+
+def _one_line(error: BaseException) -> str:
+    """Returns an error of JAX, MLIR or onnxruntime, whose text may have many lines, in one."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:500]}"
+
+
+def onnx(folder: pathlib.Path, manifest: files.Manifest) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns the function `images uint8 [b h w c] -> float32 [b d]` of the ONNX program."""
+    data = files.read(folder, manifest, files.ONNX)
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ImportError("ONNX needs onnxruntime: pip install 'dmljax[onnx]'") from error
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    # Otherwise onnxruntime guesses the format, and its own one was not searched for files.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
+    providers = ["CPUExecutionProvider"]
+    try:
+        if onnx_files.has_external_data(memoryview(data)):  # files that no digest covers
+            raise ValueError("it takes values from other files")
+        session: Any = onnxruntime.InferenceSession(data, options, providers=providers)
+        dimension = session.get_outputs()[0].shape[-1]
+        if isinstance(dimension, int) and dimension != manifest.output.dimension:
+            raise ValueError(f"it gives {dimension} numbers, not {manifest.output.dimension}")
+    except Exception as error:  # onnxruntime raises its own errors
+        raise BadBundle(
+            f"{files.ONNX} of {folder} cannot be used ({_one_line(error)}): export the run again "
+            "with --onnx"
+        ) from error
+    name = session.get_inputs()[0].name
+    return lambda batch: session.run(None, {name: batch})[0]

@@ -49,13 +49,12 @@ def load(spec: dict[str, Any]) -> Splits:
 
 def write_split(bundle: Any, name: str, root: str | None, folder: str) -> None:
     """Writes the images of a split of the data set in the bundle's config to a folder."""
-    from dmljax.bundle import files
     from dmljax.config.fields import PATHS
     from dmljax.data import image_files
 
     if name not in ("train", "test"):
         raise ValueError(f"--split={name} is unknown: choose train or test")
-    spec = files.read_json(bundle.folder, bundle.manifest, files.CONFIG)["dataset"]
+    spec = dict(bundle.manifest.config["dataset"])
     # A bundle keeps the last part of a path, which may be something else in this folder.
     field = next((field for field in PATHS["dataset"] if spec.get(field)), None)
     if field is not None and not root:

@@ -3,7 +3,6 @@
     dmljax export runs/photos --out=photos.bundle
     dmljax export runs/photos --out=photos.bundle --onnx --batch-sizes=1,8,32
     dmljax export --net=dinov2_s14 --weights=model.safetensors --out=dino.bundle
-    dmljax export runs/photos --out=photos.bundle --sign=key.pem
     dmljax export runs/photos --adapter --out=adapter
 
 The programs run in new processes on up to 256 test images. If one of them differs from the
@@ -14,12 +13,9 @@ dmljax.bundle.load("photos.bundle").embed(["a.jpg"]). docs/ship.md describes the
 
 --net is a published backbone (`dmljax weights`) as it is, without any training. Without --weights,
 its file is one that was downloaded or installed. A file of CLIP or SigLIP 2 with its tower for text
-makes a bundle that also embeds words, if tokenizer.json lies beside it (`dmljax weights --fetch`
-gets it as NAME.tokenizer.json), or --vocabulary names it:
+makes a bundle that also embeds words, given tokenizer.json next to it (`dmljax weights --fetch`
+gets it as NAME.tokenizer.json) or --vocabulary:
 dmljax search BUNDLE --index=... --text="red shoe". It needs dmljax[text].
-
---sign is a private key of Ed25519 in a PEM file (needs dmljax[sign]); `dmljax bundle check
---signed-by` takes its public key.
 
 --adapter writes only the adapters of a run with trained=lora, as a folder that the package peft
 reads with the base of that run.
@@ -45,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vocabulary", help="tokenizer.json of the net, for text")
     parser.add_argument("--onnx", action="store_true", help="add the program as ONNX")
     parser.add_argument("--adapter", action="store_true", help="write the adapter, for peft")
-    parser.add_argument("--sign", help="PEM file of the private key that signs the bundle")
     parser.add_argument("--license", help="license of the bundle, for its card")
     parser.add_argument(
         "--batch-sizes", help="sizes that are compiled, such as 1,8,32 (docs/serve.md)"
@@ -53,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_backbone(parser: argparse.ArgumentParser) -> None:
-    """The flags that name a published backbone instead of a run or a bundle."""
+    """Adds the flags that name a published backbone instead of a run or a bundle."""
     parser.add_argument("--net", help="a published backbone as it is, such as dinov2_s14")
     parser.add_argument("--weights", help="the file of its weights")
 
@@ -115,14 +110,7 @@ def _export_run(arguments: argparse.Namespace, extras: Sequence[str]) -> pathlib
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     if not arguments.out:
         raise ValueError("export needs --out, the folder to write, such as photos.bundle")
-    if arguments.sign and arguments.adapter:
-        raise ValueError("--adapter writes no bundle to sign: leave out --sign")
-    from dmljax.bundle import files, signing
-
-    sign_fn = signing.signer(arguments.sign) if arguments.sign else None
     bundle = (_export_backbone if arguments.net else _export_run)(arguments, extras)
-    if sign_fn is not None:
-        signing.sign(bundle, sign_fn)
     size = sum(path.stat().st_size for path in bundle.iterdir())
     if arguments.adapter:
         print(f"{bundle}: {size / 1e6:.1f} MB; the adapters of the backbone, without the head")
@@ -130,11 +118,13 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     print(
         f"{bundle}: {size / 1e6:.1f} MB; every program gives the embeddings of the "
         f"{'net' if arguments.net else 'checkpoint'} "
-        "(README.md, parity.json)"
+        "(README.md)"
     )
-    for name, entry in files.read_manifest(bundle)["thresholds"].items():
-        if (rate := entry["test"]["fmr"]) is not None:
-            where = "the test split" if entry["chosen_on"] == "val" else "other test classes"
+    from dmljax.bundle import files
+
+    for name, entry in files.read_manifest(bundle).thresholds.items():
+        if (rate := entry.test.fmr) is not None:
+            where = "the test split" if entry.chosen_on == "val" else "other test classes"
             measured = f"a false match rate of {rate:.2g} on {where}"
-            print(f"threshold {name}: cosine {entry['cosine']:.4f}, {measured}")
+            print(f"threshold {name}: cosine {entry.cosine:.4f}, {measured}")
     return 0

@@ -56,15 +56,14 @@ def export(
     Atlas shows: see `report.atlas`.
 
     With `shard`, only its rows are embedded, into `out/part-I-of-N`; processes with the other
-    shards, on this host or others, write beside it and never wait for each other. The process that
-    completes the last part completes `out/manifest.json`: see `files.parts`. The concatenated parts
-    are bitwise equal to an export without `shard`, on the same hardware and batch size.
+    shards, on this host or others, write their own parts and never wait for each other. The process
+    that completes the last part completes `out/manifest.json`: see `files.parts`. The concatenated
+    parts are bitwise equal to an export without `shard`, on the same hardware and batch size.
     """
     if format not in ("npy", "parquet"):
         raise ValueError(f"--format={format!r} is not known: npy (default) or parquet")
     if format == "parquet":
         vector_files.pyarrow()  # before the images are embedded
-
     if dtype not in ("float32", "float16"):
         raise ValueError(f"embeddings are written as float32 or float16, not {dtype}")
     if shard is not None and (synthetic or format != "npy"):
@@ -131,7 +130,7 @@ def _export_part(
 
 
 def _shown_count(folder: pathlib.Path) -> str:
-    """How many embeddings a folder has, and how many rows have none."""
+    """Formats the count of embeddings in a folder, and of rows without one."""
     is_missing = np.isnan(np.load(folder / "embeddings.npy", mmap_mode="r")[:, 0])
     missing = int(is_missing.sum())
     text = f"{len(is_missing) - missing:,} embeddings"
@@ -149,7 +148,7 @@ def _embed(
     chunk: int,
     workdir: str,
 ) -> list[str]:
-    """Writes the arrays of these rows, continuing an interrupted call; the names of the arrays.
+    """Writes the arrays of these rows, continuing an interrupted call; returns their names.
 
     `progress.json` stays, so that the caller deletes it when everything else is written.
     """
@@ -205,7 +204,7 @@ def _embed(
 
 
 def _digest(state: TrainState) -> str:
-    """The SHA-256 of what the embedding is computed from."""
+    """Returns the SHA-256 of the parameters and statistics behind the embedding."""
     sha = hashlib.sha256()
     params = optimizers.averaged(state.params, state.opt_state)
     for path, leaf in jax.tree_util.tree_leaves_with_path((params, state.model_state)):

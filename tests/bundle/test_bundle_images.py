@@ -49,11 +49,11 @@ def _animated(format):
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg"><rect width="9" height="9"/></svg>'
 REFUSED = {
     "empty": (b"", "zero bytes", "unreadable"),
-    "text": (b"hello " * 100, "no image in one of the formats", "format"),
-    "svg": (SVG, "no image in one of the formats", "format"),
+    "text": (b"hello " * 100, "is not an image in one of JPEG, PNG", "format"),
+    "svg": (SVG, "is not an image in one of JPEG, PNG", "format"),
     "truncated png": (PNG[: len(PNG) // 2], "cannot be read", "unreadable"),
     "truncated jpeg": (JPEG[: len(JPEG) // 2], "cannot be read", "unreadable"),
-    "header only": (PNG[:30], "cannot be read|no image in", None),
+    "header only": (PNG[:30], "cannot be read|not an image in", None),
     "huge": (_huge_png(100_000, 100_000), "too (large|many)", "too_large"),
     "many pixels": (_huge_png(10_000, 10_000), "the limit is 50,000,000 pixels", "too_large"),
     "wide": (_huge_png(30_000, 10), "20,000 on a side", "too_large"),
@@ -61,6 +61,7 @@ REFUSED = {
     "animated png": (_animated("PNG"), "has several frames", "format"),
     "animated webp": (_animated("WEBP"), "has several frames", "format"),
     "pages": (_animated("TIFF"), "has several frames", "format"),
+    "numbers as text": (b"P3\n2 1\n255\n1 2 3 4 5 6\n", "is not an image in one of", "format"),
 }
 
 

@@ -10,7 +10,7 @@ from jax import export
 from system import METHODS, tiny
 
 from dmljax import nets
-from dmljax.bundle import admission, programs
+from dmljax.bundle import models, programs
 from dmljax.config.build import build
 from dmljax.methods import assemble
 from dmljax.nets import pools, vit
@@ -27,16 +27,16 @@ PARTS = ("dinov2_g14_reg", "dinov3_splus16", "clip_b16", "siglip_b16_224", "unic
 
 
 def _exported(embed_fn, variables, shape):
-    model = programs.model(embed_fn, lambda x: x / jnp.float32(255), variables, shape)
-    return model, programs.stablehlo(model)
+    model = models.model(embed_fn, lambda x: x / jnp.float32(255), variables, shape)
+    return model, models.stablehlo(model)
 
 
 def _check(exported, dimension):
     (out,) = exported.out_avals
     assert not isinstance(out.shape[0], int) and out.shape[1] == dimension
-    assert exported.platforms == programs.PLATFORMS
+    assert exported.platforms == models.PLATFORMS
     assert exported.in_avals[-1].dtype == np.uint8
-    assert admission.refusal(exported) is None
+    assert programs.refusal(exported) is None
 
 
 @pytest.mark.parametrize("name", [*NETS, *PARTS])
@@ -52,7 +52,7 @@ def test_every_net(name):
     def embed(variables, images):
         return net.apply(variables, images / jnp.float32(255), train=False)["pooled"]
 
-    exported = programs.stablehlo(programs.Model(embed, variables, shape))
+    exported = models.stablehlo(models.Model(embed, variables, shape))
     _check(exported, outputs["pooled"].shape[1])
 
 
@@ -84,10 +84,10 @@ def test_every_method(name, tmp_path):
     """And its program takes what the embedding reads: no classifier, no proxies, no memory."""
     run = build(tiny(tmp_path, **METHODS[name]))
     variables = {"params": run.shapes.params, "model_state": run.shapes.model_state}
-    model = programs.model(run.method.embed, run.normalize_fn, variables, run.eval_image_shape)
-    exported = programs.stablehlo(model)
+    model = models.model(run.method.embed, run.normalize_fn, variables, run.eval_image_shape)
+    exported = models.stablehlo(model)
     _check(exported, METHODS[name]["method"]["dim"])
-    everything = programs.flat(variables)
+    everything = models.flat(variables)
     assert set(model.tensors) <= set(everything)
     left_out = {path.split("/")[1] for path in set(everything) - set(model.tensors)}
     expected = {"pairs": "memory", "proxies": "proxies", "graph": "graph", "dvml": "decoder"}
