@@ -10,7 +10,7 @@ from dmljax.runs import training
 
 def trained(folder: pathlib.Path, **fields) -> pathlib.Path:
     """The folder of a run of two steps."""
-    evaluate = {"every": 2, "ks": [1], "seeds": [0], "batch_size": 16, "clustering": None}
+    evaluate = {"every": 2, "ks": [1], "batch_size": 16, "clustering": None}
     config = tiny(folder, steps=2, evaluate=evaluate) | fields
     training.run(config, folder / "run")
     return folder / "run"
