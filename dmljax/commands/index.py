@@ -26,6 +26,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from dmljax import index as indexes
 from dmljax.commands.parser import add_trust, refuse
@@ -117,7 +118,7 @@ def _fill(arguments: argparse.Namespace, place: str) -> int:
         return fill.add(place, options, create=arguments.verb == "create")
 
 
-def _images(place: str, bundle: object, pool: ThreadPoolExecutor) -> fill.Images:
+def _images(place: str, bundle: Any, pool: ThreadPoolExecutor) -> fill.Images:
     from dmljax.bundle import collection
 
     images = collection.open_collection(place, metadata=True)

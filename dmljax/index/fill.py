@@ -29,7 +29,7 @@ class Images(NamedTuple):
     """Images in a fixed order, and how to embed them."""
 
     place: str | os.PathLike  # their folder or list
-    count: int
+    total: int
     read_fn: Callable[[range], list[Any]]  # of rows: images with id, path and metadata
     embed_fn: Callable[[list[Any]], tuple[list[str], np.ndarray, list[tuple[str, str]]]]
     """Returns ids and vectors of images, and for others the id and what is wrong with it."""
@@ -39,7 +39,7 @@ class Images(NamedTuple):
 class Options(NamedTuple):
     """How to fill an index."""
 
-    settings: inputs.Settings | tuple[None, None, None]  # None is read from the index
+    settings: tuple[Any, Any, Any]  # model, dimension, similarity; None where unknown
     images: Images | None = None
     vectors: str | None = None  # a Parquet file or a folder of parts
     replace: bool = False  # embed or import stored ids again
@@ -165,8 +165,8 @@ def _ids(options: Options) -> set[str]:
 
 
 def _chunks(images: Images) -> Iterator[range]:
-    for start in range(0, images.count, _CHUNK):
-        yield range(start, min(start + _CHUNK, images.count))
+    for start in range(0, images.total, _CHUNK):
+        yield range(start, min(start + _CHUNK, images.total))
 
 
 def _stored(store: Index, ids: list[str]) -> list[str]:
@@ -253,7 +253,7 @@ def _add_images(
         if time.monotonic() - reported > _REPORT_SECONDS:
             reported = time.monotonic()
             rate = f"{rows.stop / (reported - start):.0f} a second"
-            print(f"{rows.stop:,} of {images.count:,} images, {rate}", file=sys.stderr)
+            print(f"{rows.stop:,} of {images.total:,} images, {rate}", file=sys.stderr)
     _report(store, added - again, "image", skipped, again)
     for problem in left_out[:_MOST_PRINTED]:
         print(f"left out: {problem}", file=sys.stderr)

@@ -30,7 +30,7 @@ class Position(NamedTuple):
     identity: str
     version: int
     last_row: int
-    count: int
+    items: int
 
 
 class Matrix(NamedTuple):
@@ -62,12 +62,12 @@ def write(
             append(vectors.astype("<f4", copy=False).tobytes())
             rows.append(numbers)
         all_rows = np.concatenate(rows)
-        if len(all_rows) != position.count:
+        if len(all_rows) != position.items:
             raise Damaged(
-                f"{folder}: {len(all_rows)} vectors were read, but {position.count} items are "
+                f"{folder}: {len(all_rows)} vectors were read, but {position.items} items are "
                 "counted: restore the folder from a backup, or make the index again"
             )
-        append(bytes(_padding(position.count, dimension)) + all_rows.astype("<i8").tobytes())
+        append(bytes(_padding(position.items, dimension)) + all_rows.astype("<i8").tobytes())
         file.write(digest.digest())
 
 
@@ -98,7 +98,7 @@ def read(folder: pathlib.Path, *, identity: str, dimension: int) -> Matrix | str
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{path} cannot be read: {error}"
-    count, start = found["count"], _HEADER + 4 * found["count"] * dimension
+    count, start = found["items"], _HEADER + 4 * found["items"] * dimension
     vectors: np.ndarray = content[_HEADER:start].view("<f4").reshape(count, dimension)
     rows = content[start + _padding(count, dimension) : -_DIGEST].view("<i8")
     return Matrix(found["version"], found["last_row"], rows, vectors)

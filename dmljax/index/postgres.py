@@ -113,7 +113,7 @@ class _Address:
         try:
             connection.execute("set client_encoding = 'UTF8'")
             # Only an administrator may create it, and only where pgvector is installed.
-            if not connection.execute("select to_regtype('vector')").fetchone()[0]:
+            if connection.execute("select to_regtype('vector')").fetchone() == (None,):
                 connection.execute("create extension if not exists vector")
             register_vector(connection)
         except BaseException:

@@ -78,7 +78,7 @@ class Sources:
         """Returns whether the stamp of a file differs from the one that was embedded."""
         return stamp is not None and self._stamps.get(name, stamp) != stamp
 
-    def has_other_file(self, name: str, path: str | bytes) -> bool:
+    def has_other_file(self, name: str, path: str) -> bool:
         """Returns whether an item comes from a file that still exists and is not `path`."""
         file = os.path.join(self.folder_of(name) or path, name)
         return os.path.exists(file) and os.path.exists(path) and not os.path.samefile(file, path)
