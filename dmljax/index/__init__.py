@@ -12,7 +12,6 @@ the model that makes its vectors. The package imports neither jax nor flax.
 """
 
 import os
-from collections.abc import Hashable
 
 from dmljax.index import inputs
 from dmljax.index.base import Hit, Index, Item
@@ -43,7 +42,6 @@ __all__ = [
     "create",
     "open",
     "reindex",
-    "signature",
 ]
 
 
@@ -90,11 +88,6 @@ def reindex(
     """
     settings = inputs.check_settings(model, dimension, similarity)
     return _store(place).reindex(place, settings, continues=continues)
-
-
-def signature(place: str | os.PathLike) -> Hashable:
-    """Returns a value that changes when another index is put in this place; None without one."""
-    return _store(place).signature(place)
 
 
 def _store(place: str | os.PathLike) -> type[Index]:

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -306,10 +306,6 @@ class Index(abc.ABC, Generic[T]):
     @classmethod
     @abc.abstractmethod
     def reindex(cls, place: str | os.PathLike, settings: Settings, *, continues: bool) -> Index: ...
-
-    @classmethod
-    @abc.abstractmethod
-    def signature(cls, place: str | os.PathLike) -> Hashable: ...
 
     @abc.abstractmethod
     def close(self) -> None: ...  # a second call does nothing

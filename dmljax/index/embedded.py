@@ -14,7 +14,7 @@ import pathlib
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from sqlite3 import Connection
 from typing import Any, TypeVar
 
@@ -88,10 +88,6 @@ class EmbeddedIndex(Index[Connection]):
                 return (index.model, index.dimension, index.similarity) == settings
         except OSError:
             return False
-
-    @classmethod
-    def signature(cls, place: str | os.PathLike) -> Hashable:
-        return folder.signature(pathlib.Path(place))
 
     def __init__(self, path: pathlib.Path, generation: int, *, lock: Any = None):
         super().__init__(str(path), generation, write=lock is not None)

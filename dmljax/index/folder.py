@@ -98,15 +98,6 @@ def current(folder: pathlib.Path) -> int:
     return int(match[1])
 
 
-def signature(folder: pathlib.Path) -> tuple[int, ...] | None:
-    """Returns a value that changes when the index is replaced; None if there is none."""
-    try:
-        status = (folder / _POINTER).stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
-
-
 def size(folder: pathlib.Path) -> int:
     """Returns the bytes of the files of a folder, in which a writer may replace some meanwhile."""
     total = 0

@@ -18,7 +18,7 @@ import json
 import os
 import re
 import urllib.parse
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -232,10 +232,6 @@ class PostgresIndex(Index[Cursor]):
                     address.drop(connection, [generation])
                     address.create_generation(connection, generation, settings)
         return cls(address, generation, write=True, exclusive=True)
-
-    @classmethod
-    def signature(cls, place: str | os.PathLike) -> Hashable:
-        return str(place)  # only `reindex` replaces its tables
 
     def __init__(self, address: _Address, generation: int, *, write: bool, exclusive: bool = False):
         super().__init__(address.place, generation, write=write)

@@ -25,6 +25,7 @@ from starlette.routing import Router
 from dmljax.files import allocator
 from dmljax.hints import NO_THRESHOLDS, hint
 from dmljax.index import Index, InvalidInput, inputs
+from dmljax.index.nearest import SIMILARITIES
 from dmljax.serve import api
 from dmljax.serve.errors import Refused, refusal
 from dmljax.serve.metrics import CONTENT_TYPE, METHODS
@@ -434,7 +435,7 @@ def _random_items(index: Index, limit: int, seed: int) -> list[Any]:
         return [items[i] for i in rng.permutation(len(items))[:limit]]
     first = np.stack([item.vector for item in items])
     vectors = first.mean(axis=0) + first.std(axis=0) * rng.normal(size=(limit, index.dimension))
-    if index.similarity == "cosine":
+    if SIMILARITIES[index.similarity].needs_unit:
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     hits = index.search(vectors, 1, allow_fewer=True)
     return index.get(list(dict.fromkeys(hit.id for row in hits for hit in row)))
