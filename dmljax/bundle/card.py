@@ -188,9 +188,9 @@ def _score_table(evidence: Evidence) -> str:
     queries = next((f"{score['queries']:,}" for score in evidence.scores.values()), "-")
     for row in evidence.against:
         if row.split == "test":
-            interval = None if row.frozen_low is None else (row.frozen_low, row.frozen_high)
+            limits = None if row.frozen_low is None else (row.frozen_low, row.frozen_high)
             name = f"{row.name} of the backbone without training"
-            rows.append((name, _percent(row.frozen), _range(interval), queries))
+            rows.append((name, _percent(row.frozen), _range(limits), queries))
     return _table(f"test split | value | {level_text()} interval over classes | queries", rows)
 
 

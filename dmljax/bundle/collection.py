@@ -240,7 +240,7 @@ def embedded(
         if slots:
             vectors.append(bundle.embed_prepared(batch)[slots])
     x = np.concatenate(vectors)
-    where = np.isfinite(x).all(axis=1)
+    where = np.asarray(np.isfinite(x).all(axis=1))
     wrong = itertools.compress(ids, ~where)
     left_out += [(name, "its embedding has NaN or infinity") for name in wrong]
     return list(itertools.compress(ids, where)), x[where], left_out

@@ -153,7 +153,8 @@ def _test_images(
     """Returns inputs `uint8 [n h w c]` and labels of test images: whole classes in random order."""
     split = run.test
     read = Reader(images_of(split), cache=False, least_side=preprocess.least_side)
-    images, labels = [], []
+    images: list[np.ndarray] = []
+    labels: list[int] = []
     for row in _rows_by_class(split):
         if len(images) == limit:
             break

@@ -66,7 +66,8 @@ def halves(data: Labeled) -> tuple[Labeled, Labeled]:
     """Returns the images of a random half of the classes, and the images of the other half."""
     classes = np.random.default_rng(0).permutation(np.unique(data.labels))
     first = np.isin(data.labels, classes[: len(classes) // 2])
-    return tuple(Labeled(data.embeddings[x], data.labels[x]) for x in (first, ~first))
+    one, other = (Labeled(data.embeddings[x], data.labels[x]) for x in (first, ~first))
+    return one, other
 
 
 def thresholds(chosen_on: Labeled, test: Labeled, *, split: str) -> dict[str, files.Threshold]:

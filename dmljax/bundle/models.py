@@ -86,8 +86,9 @@ def model(
         zeros = {path: jnp.zeros(x.shape, x.dtype) for path, x in unused.items()}
         return embed_all({**tensors, **zeros}, images)
 
+    height, width, channels = image_shape
     used_arrays = {path: arrays[path] for path in used_paths}
-    return Model(embed, used_arrays, tuple(image_shape))
+    return Model(embed, used_arrays, (height, width, channels))
 
 
 def model_of(config: dict[str, Any], image_shape: Sequence[int], *, classes: int) -> Model:

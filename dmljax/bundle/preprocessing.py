@@ -7,7 +7,7 @@ jax.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -16,16 +16,40 @@ from dmljax.data import transforms
 from dmljax.data.decode import to_pil
 from dmljax.data.transforms import transform as transform_lib
 from dmljax.data.transforms.operations import OPERATIONS, Operation
+from dmljax.files import schema
 
 _RNG = np.random.default_rng(0)  # these operations take a generator and ignore it
 MAX_PIXELS = 50_000_000
 _MAX_SIDE = 20_000
-_MOST_OPERATIONS = 16
 _FILTERS = {
     ("bilinear", True): "bilinear, antialiased (Pillow's BILINEAR)",
     ("bilinear", False): "bilinear, not antialiased (OpenCV's INTER_LINEAR_EXACT)",
     ("bicubic", True): "bicubic with a = -0.5, antialiased (Pillow's BICUBIC)",
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Input:
+    """The input of the program."""
+
+    height: Annotated[int, schema.between(1, _MAX_SIDE)]
+    width: Annotated[int, schema.between(1, _MAX_SIDE)]
+    channels: Annotated[int, schema.Limit((1, 3).__contains__, "1 or 3")]
+    dtype: Annotated[str, schema.Limit("uint8".__eq__, "'uint8'")]
+    layout: str
+    color: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stored:
+    """The JSON of `Preprocessing`; fields of text are for readers without dmljax."""
+
+    format: int
+    input: _Input
+    decode: str
+    filters: dict[str, str]
+    operations: tuple[dict[str, Any], ...]
+    normalization: str
 
 
 class Preprocessing(NamedTuple):
@@ -64,7 +88,7 @@ class Preprocessing(NamedTuple):
                 )
 
     def __call__(self, pixels: np.ndarray) -> np.ndarray:
-        """`uint8 [height width channels]` of a decoded image `uint8 [h w]` or `[h w 1 or 3]`."""
+        """Returns `uint8 [height width channels]` of an image `uint8 [h w]` or `[h w 1 or 3]`."""
         if pixels.dtype != np.uint8:
             raise BadImage(f"pixels must be uint8, not {pixels.dtype}", kind="format")
         image = pixels[:, :, None] if pixels.ndim == 2 else pixels
@@ -89,14 +113,11 @@ class Preprocessing(NamedTuple):
             )
         return np.ascontiguousarray(image)
 
-    @property
-    def _listed(self) -> list[dict[str, Any]]:
-        return [operation.to_json() for operation in self.operations]
-
     def to_json(self) -> dict[str, Any]:
-        """The content of `preprocess.json`; `parse` reads it."""
+        """Returns the content of the manifest's `preprocess`; `parse` reads it."""
+        operations = [operation.to_json() for operation in self.operations]
         filters = {str(flag).lower(): _FILTERS["bilinear", flag] for flag in (True, False)}
-        if any("filter" in operation for operation in self._listed):
+        if any("filter" in operation for operation in operations):
             filters["bicubic"] = _FILTERS["bicubic", True]
         decode = (
             "EXIF orientation applied, alpha dropped, palettes and CMYK converted, 16-bit gray "
@@ -119,7 +140,7 @@ class Preprocessing(NamedTuple):
             },
             "decode": decode,
             "filters": filters,
-            "operations": self._listed,
+            "operations": operations,
             "normalization": "inside the program, which takes uint8",
         }
 
@@ -143,74 +164,47 @@ def from_transform(spec: str | Mapping[str, Any], shape: Sequence[int]) -> Prepr
     height, width, channels = shape
     if channels not in (1, 3):
         raise ValueError(f"a bundle holds nets for gray or RGB images, not for {channels} channels")
-    if not _is_stored(name):
-        choices = ", ".join(filter(_is_stored, transforms.__all__))
+    if (operations := _stored_operations(name, **options)) is None:
+        choices = ", ".join(x for x in transforms.__all__ if _stored_operations(x) is not None)
         raise ValueError(
             f"eval_transform {name!r} cannot be written into a bundle, which holds no code and "
             f"draws nothing: choose one of {choices}"
         )
-    operations = transform_lib.bind(getattr(transforms, name), **options).operations
-    if not operations:
-        operations = (transforms.resize(height=height, width=width),)
-    return Preprocessing(height, width, channels, operations)
+    resize = transforms.resize(height=height, width=width)
+    return Preprocessing(height, width, channels, operations or (resize,))
 
 
-def _is_stored(name: str) -> bool:
-    """Tells whether a recipe or an operation draws nothing, so that a bundle can hold it."""
+def _stored_operations(name: str, **options: Any) -> tuple[Operation, ...] | None:
+    """Returns the operations of a transform; None if one of them draws, or is not of dmljax."""
     if name not in transforms.__all__:
-        return False
-    operations = transform_lib.bind(getattr(transforms, name)).operations
-    return not any(operation.is_random for operation in operations)
+        return None
+    bound = transform_lib.bind(getattr(transforms, name), **options).operations
+    operations = tuple(x for x in bound if isinstance(x, Operation) and not x.is_random)
+    return operations if len(operations) == len(bound) else None
 
 
 def parse(data: Any) -> Preprocessing:
-    """The `Preprocessing` of the JSON of a bundle. Unknown operations and fields are refused."""
-    if not isinstance(data, dict) or data.get("format") != 1:
-        raise BadBundle("preprocess.json has another format: this program reads format 1")
-    sizes = data.get("input")
-    if not isinstance(sizes, dict):
-        raise BadBundle("preprocess.json has no input")
-    height, width, channels = (
-        _integer(f"input.{name}", sizes.get(name), 1, _MAX_SIDE)
-        for name in ("height", "width", "channels")
-    )
-    if channels not in (1, 3) or sizes.get("dtype") != "uint8":
-        raise BadBundle("preprocess.json: the input must be uint8 with 1 or 3 channels")
-    operations = data.get("operations")
-    if not isinstance(operations, list) or len(operations) > _MOST_OPERATIONS:
-        raise BadBundle(f"preprocess.json: operations must be a list of at most {_MOST_OPERATIONS}")
-    parsed = tuple(_operation(item) for item in operations)
-    if any(operation.least_side for operation in parsed[1:]):
-        raise BadBundle("preprocess.json: scaled_decode is for the first operation only")
-    return Preprocessing(height, width, channels, parsed)
-
-
-def _operation(data: Any) -> Operation:
-    name = data.get("name") if isinstance(data, dict) else data
-    known = {name: item for name, item in OPERATIONS.items() if not item.is_random}
-    if not isinstance(data, dict) or not isinstance(name, str) or name not in known:
-        raise BadBundle(
-            f"preprocess.json: there is no operation {name!r}. It has: {', '.join(known)}"
-        )
-    fields = {field.name: field for field in dataclasses.fields(known[name])}
-    optional = {"filter", "scaled_decode"} & set(fields)
-    values = {k: v for k, v in data.items() if k != "name"}
-    if set(values) - optional != set(fields) - optional:
-        raise BadBundle(f"preprocess.json: {name} takes {', '.join(fields)}")
-    for key, value in values.items():
-        if fields[key].type is int:
-            low, high = (0, 255) if key == "fill" else (0 if key in ("top", "left") else 1, 16384)
-            _integer(f"{name}.{key}", value, low, high)
-        elif not isinstance(value, fields[key].type):
-            kind = "true or false" if fields[key].type is bool else "text"
-            raise BadBundle(f"preprocess.json: {name}.{key} must be {kind}, got {value!r}")
+    """Returns the `Preprocessing` of `to_json`; raises `BadBundle` for any other JSON."""
     try:
-        return known[name](**values)
+        stored = schema.parse(_Stored, data)
+        operations = tuple(map(_operation, stored.operations))
+        if any(operation.least_side for operation in operations[1:]):
+            raise ValueError("scaled_decode is for the first operation only")
     except ValueError as error:
-        raise BadBundle(f"preprocess.json: {name}: {error}") from error
+        raise BadBundle(f"the preprocessing of the bundle cannot be used: {error}") from error
+    return Preprocessing(stored.input.height, stored.input.width, stored.input.channels, operations)
 
 
-def _integer(name: str, value: Any, low: int, high: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise BadBundle(f"preprocess.json: {name} must be {low} to {high}, not {value!r}")
-    return value
+def _operation(data: dict[str, Any]) -> Operation:
+    known = {name: kind for name, kind in OPERATIONS.items() if not kind.is_random}
+    name, values = data.get("name"), {k: v for k, v in data.items() if k != "name"}
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"{name!r} is not an operation. Choose one of {', '.join(known)}")
+    operation = schema.parse(known[name], values, name)
+    for key, value in values.items():
+        low, high = (0, 255) if key == "fill" else (0 if key in ("top", "left") else 1, 16384)
+        if type(value) is int and not low <= value <= high:
+            raise ValueError(f"{name}.{key} must be a number from {low} to {high}, got {value}")
+    if operation.to_json() != data:
+        raise ValueError(f"{name} must have the fields {', '.join(operation.to_json())}")
+    return operation
