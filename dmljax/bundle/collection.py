@@ -33,6 +33,7 @@ from dmljax.files import cores, image_formats, parts, reading
 from dmljax.files import writing as files
 from dmljax.index import inputs
 from dmljax.index import parquet as vector_files
+from dmljax.index.fill import metadata_of
 from dmljax.vectors import prefix as first_numbers
 
 CHUNK = 16_384
@@ -45,13 +46,6 @@ class Image(NamedTuple):
     id: str
     path: str | bytes
     metadata: Mapping[str, Any] = types.MappingProxyType({})
-
-
-def metadata_of(
-    name: str, columns: Mapping[str, Any] = types.MappingProxyType({})
-) -> dict[str, Any]:
-    """Returns the metadata of an image in an index: the folder in its id, and a list's columns."""
-    return {"folder": name.rpartition("/")[0], **columns}
 
 
 @dataclasses.dataclass(frozen=True)

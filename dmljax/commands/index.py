@@ -23,6 +23,7 @@ embedded again or left out, and the files of --images and --import.
 import argparse
 import json
 import os
+import pathlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -129,7 +130,8 @@ def _images(place: str, bundle: Any, pool: ThreadPoolExecutor) -> fill.Images:
     def embed(chunk: list) -> tuple:
         return collection.embedded(bundle, chunk, 0, pool)
 
-    return fill.Images(place, images.count, images.read_fn, embed, images.path_note)
+    path = str(pathlib.Path(place).resolve())
+    return fill.Images(path, images.count, images.read_fn, embed, images.path_note)
 
 
 def _remove(arguments: argparse.Namespace, place: str, *ids: str) -> int:

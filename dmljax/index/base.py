@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -65,6 +65,13 @@ class Item(NamedTuple):
     metadata: dict[str, Any]
 
 
+class File(NamedTuple):
+    """The image file of an item, in a folder or a list, as it was when it was embedded."""
+
+    folder: str
+    stamp: str | None  # size and modification time
+
+
 class State(NamedTuple):
     """The counters that every change of an index moves."""
 
@@ -98,12 +105,13 @@ class Index(abc.ABC, Generic[T]):
         metadata: Sequence[Mapping[str, Any] | None] | None = None,
         *,
         replace: bool = False,
+        files: Sequence[File | None] | None = None,
     ) -> None:
         """Adds items: all of them, or none if one of them is refused.
 
         `vectors` are [n, dimension], of length 1 (to 1e-3) where cosines are compared. `metadata`
         is a JSON object per item. An id that exists already is an error, unless `replace` gives the
-        item its new vector and metadata.
+        item its new vector and metadata. `files` are the image files that items come from.
         """
         self._check_writable()
         ids = inputs.check_ids(ids)
@@ -121,7 +129,8 @@ class Index(abc.ABC, Generic[T]):
                 )
             if existing:
                 self._remove(transaction, existing)
-            self._insert(transaction, ids, vectors, texts)
+            noted = [file or (None, None) for file in files or [None] * len(ids)]
+            self._insert(transaction, ids, vectors, texts, noted)
             return len(ids) - len(existing)
 
         self._change(change)
@@ -155,6 +164,12 @@ class Index(abc.ABC, Generic[T]):
         if missing := [name for name in ids if name not in items]:
             raise UnknownId(f"no item has the id {inputs.names(missing)}")
         return [items[name] for name in ids]
+
+    def files(self, ids: Sequence[str] | None = None) -> dict[str, File]:
+        """Returns the image files of items with these ids, or of all, as far as they are known."""
+        names = None if ids is None else inputs.check_ids(ids, distinct=False)
+        rows = self._read(lambda transaction: list(self._files(transaction, names)))
+        return {name: File(folder, stamp) for name, folder, stamp in rows}
 
     def search(
         self,
@@ -348,7 +363,17 @@ class Index(abc.ABC, Generic[T]):
     def _items(self, transaction: T, ids: list[str] | None) -> Iterator[Item]: ...
 
     @abc.abstractmethod  # the ids do not exist; `metadata` are JSON objects
-    def _insert(self, transaction: T, ids: list[str], vectors: np.ndarray, metadata: list[str]): ...
+    def _insert(
+        self,
+        transaction: T,
+        ids: list[str],
+        vectors: np.ndarray,
+        metadata: list[str],
+        files: Sequence[tuple[str | None, str | None]],
+    ) -> None: ...
+
+    @abc.abstractmethod  # id, folder and stamp of items with a known folder
+    def _files(self, transaction: T, ids: list[str] | None) -> Iterable[tuple[str, str, str]]: ...
 
     @abc.abstractmethod
     def _remove(self, transaction: T, ids: list[str]) -> None: ...  # they exist

@@ -31,7 +31,7 @@ create table settings (
 );
 create table items (
     row integer primary key autoincrement, id text not null unique, metadata text not null,
-    checksum integer not null
+    checksum integer not null, folder text, stamp text
 );
 create table vectors (row integer primary key, vector blob not null);
 create table deleted (row integer primary key, version integer not null);

@@ -14,7 +14,7 @@ import pathlib
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from sqlite3 import Connection
 from typing import Any, TypeVar
 
@@ -216,7 +216,12 @@ class EmbeddedIndex(Index[Connection]):
             raise database.Inconsistent(f"it has {count} items, and counted {counted}")
 
     def _insert(
-        self, connection: Connection, ids: list[str], vectors: np.ndarray, metadata: list[str]
+        self,
+        connection: Connection,
+        ids: list[str],
+        vectors: np.ndarray,
+        metadata: list[str],
+        files: Sequence[tuple[str | None, str | None]],
     ) -> None:
         (last,) = connection.execute(
             "select coalesce(max(seq), 0) from sqlite_sequence where name = 'items'"
@@ -224,9 +229,14 @@ class EmbeddedIndex(Index[Connection]):
         rows = range(last + 1, last + 1 + len(ids))
         blobs = [vector.astype("<f4", copy=False).tobytes() for vector in vectors]
         sums = map(database.checksum, ids, metadata, blobs)
-        items = zip(rows, ids, metadata, sums, strict=True)
-        connection.executemany("insert into items values (?, ?, ?, ?)", items)
+        items = zip(rows, ids, metadata, sums, *zip(*files, strict=True), strict=True)
+        connection.executemany("insert into items values (?, ?, ?, ?, ?, ?)", items)
         connection.executemany("insert into vectors values (?, ?)", zip(rows, blobs, strict=True))
+
+    def _files(self, connection: Connection, ids: list[str] | None) -> sqlite3.Cursor:
+        text, parameters = ("true", ()) if ids is None else (f"id in {IN}", parameter(ids))
+        statement = f"select id, folder, stamp from items where folder is not null and {text}"
+        return connection.execute(statement, parameters)
 
     def _remove(self, connection: Connection, ids: list[str]) -> None:
         rows = connection.execute(

@@ -17,8 +17,8 @@ import numpy as np
 from dmljax import index as indexes
 from dmljax.hints import counted
 from dmljax.index import DuplicateId, Index, InvalidInput, inputs, parquet
+from dmljax.index.base import File
 from dmljax.index.nearest import SIMILARITIES
-from dmljax.index.sources import Sources, stamp
 
 _CHUNK = 1024  # images that are added together
 _REPORT_SECONDS = 10
@@ -28,7 +28,7 @@ _MOST_PRINTED = 10  # images that were left out
 class Images(NamedTuple):
     """Images in a fixed order, and how to embed them."""
 
-    place: str | os.PathLike  # their folder or list
+    place: str  # the absolute path of their folder or list
     total: int
     read_fn: Callable[[range], list[Any]]  # of rows: images with id, path and metadata
     embed_fn: Callable[[list[Any]], tuple[list[str], np.ndarray, list[tuple[str, str]]]]
@@ -110,17 +110,20 @@ def replace(place: str, options: Options, *, drop_missing: bool) -> int:
         ids = _ids(options)
         if not drop_missing:  # before anything is embedded
             _check_complete(previous, lambda names: [name in ids for name in names])
-        # An interrupted command is continued if it embedded the same images.
-        notes = Sources(place, previous.generation + 1)
-        continues = options.images is not None and notes.is_of(options.images.place)
+        # An interrupted command is continued with what it has embedded from the same images.
+        images = options.images
         with indexes.reindex(
-            place, model=model, dimension=dimension, similarity=similarity, continues=continues
+            place,
+            model=model,
+            dimension=dimension,
+            similarity=similarity,
+            continues=images is not None,
         ) as store:
+            files = store.files()
+            kept = {x for x in ids if x in files and images and files[x].folder == images.place}
             for items in store.scan():
-                store.delete([item.id for item in items if item.id not in ids])
+                store.delete([item.id for item in items if item.id not in kept])
             status = _add(store, options, previous, Counter())
-            if options.images is None:
-                Sources(place, previous.generation).copy_to(Sources(place, store.generation))
             if previous.count() and not store.count():
                 raise ValueError(
                     f"nothing could be added: {store.place} keeps its "
@@ -137,9 +140,8 @@ def replace(place: str, options: Options, *, drop_missing: bool) -> int:
 
 def _add(store: Index, options: Options, previous: Index | None, added: Counter[str]) -> int:
     if options.images is None:
-        return _add_vectors(store, str(options.vectors), options.replace, added)
-    notes = Sources(store.place, store.generation)
-    return _add_images(store, options.images, options.replace, previous, notes)
+        return _add_vectors(store, str(options.vectors), options.replace, previous, added)
+    return _add_images(store, options.images, options.replace, previous)
 
 
 def _check_complete(previous: Index, contains_fn: Callable[[list[str]], list[bool]]) -> None:
@@ -173,7 +175,9 @@ def _stored(store: Index, ids: list[str]) -> list[str]:
     return list(itertools.compress(ids, store.contains(ids)))
 
 
-def _add_vectors(store: Index, source: str, replace: bool, added: Counter[str]) -> int:
+def _add_vectors(
+    store: Index, source: str, replace: bool, previous: Index | None, added: Counter[str]
+) -> int:
     """Adds the rows of a file or of parts. Errors name the file and the row."""
     skipped = row = 0
     are_parts = os.path.isdir(source)
@@ -200,7 +204,10 @@ def _add_vectors(store: Index, source: str, replace: bool, added: Counter[str]) 
         new = [i for i, name in enumerate(ids) if name not in stored]
         if new:
             names = [ids[i] for i in new]
-            store.add(names, vectors[new], [metadata[i] for i in new], replace=replace)
+            known = {} if previous is None else previous.files(names)
+            files = [known.get(name) for name in names]
+            columns = [metadata[i] for i in new]
+            store.add(names, vectors[new], columns, replace=replace, files=files)
         added["items"] += len(new)
     _report(store, added["items"], "vector", skipped)
     return 0
@@ -214,9 +221,7 @@ def _report(store: Index, count: int, noun: str, skipped: int, changed: int = 0)
     print(f"added {counted(count, noun)}{more}; {holder} has {total}")
 
 
-def _add_images(
-    store: Index, images: Images, replace: bool, previous: Index | None, notes: Sources
-) -> int:
+def _add_images(store: Index, images: Images, replace: bool, previous: Index | None) -> int:
     """Embeds images and adds them, a chunk at a time."""
     left_out: list[str] = []
     ids_so_far: set[str] = set()
@@ -224,30 +229,27 @@ def _add_images(
     start = reported = time.monotonic()
     for rows in _chunks(images):
         chunk = [x for x in images.read_fn(rows) if _is_valid(x, ids_so_far, left_out)]
-        stored = set(_stored(store, [image.id for image in chunk]))
-        stamps = {image.id: stamp(image.path) for image in chunk}  # before it is read
+        names = [image.id for image in chunk]
+        stored, files = set(_stored(store, names)), store.files(names)
+        # Before the files are read.
+        new = {image.id: File(images.place, _stamp(image.path)) for image in chunk}
         if not replace:
-            others = [x for x in chunk if x.id in stored and notes.has_other_file(x.id, x.path)]
-            for image in others:
-                folder = notes.folder_of(image.id)
-                left_out.append(f"{image.path}: an image of {folder} has the same id, {image.id}")
-                del stamps[image.id]
-            changed = {name for name, stamp in stamps.items() if notes.has_changed(name, stamp)}
+            others = {x.id for x in chunk if _is_other_file(files.get(x.id), x)}
+            left_out += [
+                f"{x.path}: an image of {files[x.id].folder} has the same id, {x.id}"
+                for x in chunk
+                if x.id in others
+            ]
+            changed = {x for x in new if x not in others and _has_changed(files.get(x), new[x])}
             chunk = [x for x in chunk if x.id in changed or x.id not in stored]
-            skipped += len(stamps) - len(chunk)
+            skipped += len(new) - len(others) - len(chunk)
         ids, vectors, problems = images.embed_fn(chunk)
         left_out += [x if name in x else f"{name}: {x}" for name, x in problems]
         if ids:
-            notes.note(images.place, dict.fromkeys(ids))
             columns = {image.id: image.metadata for image in chunk}
-            store.add(ids, vectors, _metadata(ids, columns, store, previous), replace=True)
-        for name, _ in problems:
-            del stamps[name]
-            stale += name in stored
-        for name in stored.difference(ids):  # what was skipped keeps its note
-            if notes.stamp_of(name):
-                stamps.pop(name, None)
-        notes.note(images.place, stamps)
+            metadata = _metadata(ids, columns, store, previous)
+            store.add(ids, vectors, metadata, replace=True, files=[new[name] for name in ids])
+        stale += sum(name in stored for name, _ in problems)
         again += 0 if replace else sum(name in stored for name in ids)
         added += len(ids)
         if time.monotonic() - reported > _REPORT_SECONDS:
@@ -281,6 +283,28 @@ def _is_valid(image: Any, ids_so_far: set[str], left_out: list[str]) -> bool:
         return False
     ids_so_far.add(image.id)
     return True
+
+
+def _stamp(path: str | bytes) -> str | None:
+    """Returns size and modification time of a file; None if it cannot be read."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
+def _is_other_file(known: File | None, image: Any) -> bool:
+    """Returns whether an item comes from a file that still exists and is not the image's."""
+    if known is None:
+        return False
+    file = os.path.join(known.folder, image.id)
+    exist = os.path.exists(file) and os.path.exists(image.path)
+    return exist and not os.path.samefile(file, image.path)
+
+
+def _has_changed(known: File | None, file: File) -> bool:
+    return known is not None and None not in (known.stamp, file.stamp) and known.stamp != file.stamp
 
 
 def metadata_of(name: str, columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 photos.index/
     index.json           {"format": 1, "generation": "generation-1"}, replaced at once
     writer.lock          locked by the process that writes; names it
-    generation-1/        items.db, matrix.bin, and the notes of `sources`
+    generation-1/        items.db and matrix.bin
     generation-2/        an index of another model, while `reindex` fills it
 """
 

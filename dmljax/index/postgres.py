@@ -18,7 +18,7 @@ import json
 import os
 import re
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -54,7 +54,7 @@ create table {settings} (
 );
 create table {items} (
     row bigint generated always as identity primary key, id text collate "C" not null unique,
-    metadata jsonb not null, vector vector({dimension}) not null
+    metadata jsonb not null, vector vector({dimension}) not null, folder text, stamp text
 );
 """
 _POINTER = """
@@ -323,13 +323,25 @@ class PostgresIndex(Index[Cursor]):
                 yield Item(name, _array(vector), _metadata(metadata))
 
     def _insert(
-        self, cursor: Cursor, ids: list[str], vectors: np.ndarray, metadata: list[str]
+        self,
+        cursor: Cursor,
+        ids: list[str],
+        vectors: np.ndarray,
+        metadata: list[str],
+        files: Sequence[tuple[str | None, str | None]],
     ) -> None:
-        statement = "copy {items} (id, metadata, vector) from stdin with (format binary)"
+        columns = "(id, metadata, vector, folder, stamp)"
+        statement = f"copy {{items}} {columns} from stdin with (format binary)"
         with cursor.copy(self._sql(statement)) as copy:
-            copy.set_types(["text", "jsonb", "vector"])
-            for name, text, vector in zip(ids, metadata, vectors, strict=True):
-                copy.write_row((name, Jsonb(text, dumps=str), Vector(vector)))
+            copy.set_types(["text", "jsonb", "vector", "text", "text"])
+            for name, text, vector, file in zip(ids, metadata, vectors, files, strict=True):
+                copy.write_row((name, Jsonb(text, dumps=str), Vector(vector), *file))
+
+    def _files(self, cursor: Cursor, ids: list[str] | None) -> Cursor:
+        statement = "select id, folder, stamp from {items} where folder is not null"
+        if ids is None:
+            return cursor.execute(self._sql(statement))
+        return cursor.execute(self._sql(statement + " and id = any(%s)"), (ids,))
 
     def _remove(self, cursor: Cursor, ids: list[str]) -> None:
         cursor.execute(self._sql("delete from {items} where id = any(%s)"), (ids,))

@@ -2,27 +2,29 @@
 
 Ids are never used as paths. A folder is listed once, as `dmljax index` lists it, and an id is only
 looked up in that list. Two folders may have files of the same name, so an item is only shown by the
-file of the folder that it was made from, as far as the index knows it (`index.sources`). `decoding`
+file of the folder that it was made from, as far as the index knows it. `decoding`
 decodes a picture and encodes it again, so that nothing but pixels of a file reaches a browser.
 """
 
 import os
 import pathlib
+from collections.abc import Mapping
 
 from dmljax.bundle import collection, images
-from dmljax.index.sources import Sources
+from dmljax.index.base import File
 
 
 class Pictures:
-    """The pictures of an index by the ids of its items, in `folder` or in the folders of `sources`.
+    """The pictures of an index by the ids of its items, in `folder` or in the folders of `files`.
 
     `folder` may be a copy of the indexed one. If the index was made from it and from further
     folders, an item of a further folder is looked up in `folder` only if the further one is gone.
     """
 
-    def __init__(self, folder: str | os.PathLike | None, sources: Sources | None = None):
+    def __init__(self, folder: str | os.PathLike | None, files: Mapping[str, File] | None = None):
         self._paths: dict[str, tuple[str, pathlib.Path]] = {}  # with the folder
-        noted = [] if sources is None else sources.folders
+        files = files or {}
+        noted = list(dict.fromkeys(file.folder for file in files.values()))
         present = [name for name in noted if os.path.isdir(name)]
         roots = [pathlib.Path(name) for name in present]
         if folder is not None:
@@ -33,7 +35,7 @@ class Pictures:
             place, resolved = str(root), root.resolve()
             is_elsewhere = folder is not None and place not in noted
             for name, path, _ in collection.images_below(root):
-                origin = place if sources is None else sources.folder_of(name)
+                origin = files[name].folder if name in files else noted[0] if noted else place
                 is_lost = folder is not None and origin not in present
                 if origin == place or is_elsewhere or is_lost:
                     self._paths.setdefault(name, (str(path), resolved))

@@ -15,7 +15,6 @@ import numpy as np
 from dmljax import bundle as bundles
 from dmljax import index as indexes
 from dmljax.index.base import stopped_when
-from dmljax.index.sources import Sources
 from dmljax.serve.batching import Batcher
 from dmljax.serve.decoding import Decoders
 from dmljax.serve.errors import Refused
@@ -106,7 +105,7 @@ class Service:
         write = settings.allow_add or settings.allow_delete
         index = indexes.open(settings.index, model=self.bundle.digest, write=write)
         try:
-            pictures = Pictures(settings.images, Sources(settings.index, index.generation))
+            pictures = Pictures(settings.images, index.files())
             if index.count():  # the first search reads the files that searches need
                 vector = np.eye(1, index.dimension, dtype=np.float32)
                 with contextlib.suppress(indexes.Damaged):  # one item; its reader is told

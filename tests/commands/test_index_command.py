@@ -20,7 +20,7 @@ from pyarrow import parquet
 from dmljax import bundle as bundles
 from dmljax import index, main
 from dmljax.index import parquet as vector_files
-from dmljax.index import sources
+from dmljax.index.base import File
 from dmljax.serve import pictures
 
 
@@ -159,6 +159,11 @@ def test_unreadable_images_are_named_and_left_out(images, place, capsys):
         assert text in printed.err
 
 
+def _known_files(place):
+    with index.open(place) as store:
+        return store.files()
+
+
 def _files(place):
     with index.open(place) as store:
         return {item.id: item for items in store.scan() for item in items}
@@ -188,21 +193,6 @@ def test_a_file_that_has_changed_is_embedded_again(images, place, tmp_path, caps
     images.rename(tmp_path / "moved")
     assert run(*add[:-1], f"--images={tmp_path / 'moved'}") == 0
     assert "added 0 images, 9 were there already;" in capsys.readouterr().out
-
-
-def test_items_without_notes_get_them_from_the_next_addition(images, place, capsys):
-    add = ["index", "add", place, "--bundle=ab", f"--images={images}"]
-    run("index", "create", *add[2:])
-    notes = place / "generation-1" / "images.jsonl"
-    notes.unlink()
-    run(*add)
-    notes.write_bytes(
-        notes.read_bytes() + b'{"images": "/other", "stamps": {"red/1'
-    )  # a process was killed here
-    shutil.copy(images / "blue" / "0.png", images / "red" / "0.png")
-    capsys.readouterr()
-    run(*add)
-    assert "embedded 1 changed image again, 8 were there already;" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("flags", [[], ["--replace"]])
@@ -582,9 +572,8 @@ def test_an_interrupted_reindex_is_continued_only_with_the_same_images(
     run("index", "create", place, "--bundle=ab", f"--images={images}")
     kept = np.eye(3, dtype=np.float32)[:2]
     with index.reindex(place, model="cd" * 32, dimension=3) as store:
-        if folder != "unknown":
-            sources.Sources(place, 2).note(tmp_path / folder, {"red/0.png": None})
-        store.add(["red/0.png", "gone.png"], kept)
+        file = None if folder == "unknown" else File(str(tmp_path / folder), None)
+        store.add(["red/0.png", "gone.png"], kept, files=[file] * 2)
     run("index", "reindex", place, "--bundle=cd", f"--images={images}")
     with index.open(place, model="cd" * 32) as store:
         assert store.count() == 9 and store.contains(["gone.png"]) == [False]
@@ -603,7 +592,7 @@ def test_a_reindex_of_vectors_is_run_again_after_a_kill(images, place, tmp_path)
     with index.open(place, model="cd" * 32) as a, index.open(other) as b:
         for x, y in zip(next(a.scan()), next(b.scan()), strict=True):
             np.testing.assert_array_equal(x.vector, y.vector)
-    shown = pictures.Pictures(None, sources.Sources(place, 2))
+    shown = pictures.Pictures(None, _known_files(place))
     assert shown.read("red/0.png") == (images / "red/0.png").read_bytes()
 
 
@@ -615,12 +604,14 @@ def test_every_item_is_shown_by_the_file_that_it_was_made_from(images, place, tm
         shutil.copy(images / source, more / name)
     add = ["index", "add", place, "--bundle=ab"]
     run("index", "create", place, *add[3:], f"--images={images}")
-    assert sources.Sources(place, 1).is_of(images)
+    assert {file.folder for file in _known_files(place).values()} == {str(images)}
     run(*add, f"--images={more}")
-    assert not any(sources.Sources(place, 1).is_of(folder) for folder in (images, more))
+    assert {x: y.folder for x, y in _known_files(place).items() if y.folder != str(images)} == {
+        "red/9.png": str(more)
+    }
 
-    def shown(name, folder=None, generation=1):
-        paths = pictures.Pictures(folder, sources.Sources(place, generation))
+    def shown(name, folder=None):
+        paths = pictures.Pictures(folder, _known_files(place))
         return paths.read(name) if name in paths else None
 
     old, new = (images / "red/0.png").read_bytes(), (more / "red/0.png").read_bytes()
@@ -634,9 +625,6 @@ def test_every_item_is_shown_by_the_file_that_it_was_made_from(images, place, tm
     assert shown("red/0.png") == new and shown("red/1.png")
     run(*add, f"--images={images}", "--replace")
     assert shown("red/0.png") == old and shown("red/9.png")
-    with (place / "generation-1" / "images.jsonl").open("a") as file:
-        file.write('{"images": "/other", "stamps": 5}\n')  # no such line is ever written
-        file.write('{"images": "/other", "stamps": {"red/0')  # a process was killed here
     run(*add, f"--images={more}", "--replace")
     assert shown("red/0.png") == new
     images.rename(tmp_path / "away")
@@ -646,7 +634,7 @@ def test_every_item_is_shown_by_the_file_that_it_was_made_from(images, place, tm
     images.unlink()
     words = ["--bundle=cd", f"--images={moved}", "--drop-missing"]
     run("index", "reindex", place, *words)
-    assert shown("red/0.png", generation=2) == old and shown("red/9.png", generation=2) is None
+    assert shown("red/0.png") == old and shown("red/9.png") is None
 
 
 def test_an_image_whose_id_is_that_of_another_folder_is_named(images, place, tmp_path, capsys):
@@ -733,7 +721,7 @@ def test_errors_are_one_line_and_leave_nothing(images, place, tmp_path):
         (["index", "create"], "needs an index"),
         (["index", "create", place, f"--images={images}"], "--bundle=BUNDLE is needed"),
         ([*make, f"--images={tmp_path}/no"], "neither a folder nor a Parquet file"),
-        ([*make, f"--images={tmp_path}/empty"], "has no images"),
+        ([*make, f"--images={tmp_path}/empty"], "contains no images"),
         (["index", "create", images, "--bundle=ab", f"--images={images}"], "exists already"),
         (["index", "add", *make[2:], f"--images={images}"], "does not exist"),
         (["index", "add", "s3://x", "--bundle=ab", f"--images={images}"], "choose a folder, or"),

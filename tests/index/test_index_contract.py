@@ -6,6 +6,7 @@ import pytest
 from index_loops import NaiveIndex, random_vectors, same, unit_vectors
 
 from dmljax import index
+from dmljax.index.base import File
 
 MODEL, OTHER = "ab" * 32, "cd" * 32
 DIMENSION = 8
@@ -194,6 +195,18 @@ def test_a_call_happens_completely_or_not_at_all(place):
         assert (facts["items"], facts["version"], facts["search"]) == (3, 2, "exact")
     with pytest.raises(index.InvalidInput, match="is closed"):
         store.count()
+
+
+def test_image_files_belong_to_their_items(place):
+    unit, file, other = np.eye(DIMENSION), File("/photos", "12 34"), File("/more", None)
+    with index.create(place, model=MODEL, dimension=DIMENSION) as store:
+        store.add(["a", "b", "c"], unit[:3], files=[file, other, None])
+        assert store.files() == {"a": file, "b": other}
+        assert store.files(["b", "c", "x"]) == {"b": other}
+        store.add(["a", "b"], unit[:2], replace=True, files=[None, file])
+        assert store.files() == {"b": file}
+        store.delete(["b"])
+        assert store.files() == {}
 
 
 def test_places_models_and_writers(place):

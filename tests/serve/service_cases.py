@@ -21,7 +21,7 @@ from system import tiny
 from dmljax import bundle as bundles
 from dmljax import index as indexes
 from dmljax.bundle import exporting
-from dmljax.index.sources import Sources
+from dmljax.index.base import File
 from dmljax.runs import training
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -66,8 +66,8 @@ def indexed(bundle: pathlib.Path, folder: pathlib.Path, count: int = 20) -> path
     with indexes.create(
         place, model=model.digest, dimension=model.dimension, similarity=model.similarity
     ) as index:
-        index.add(ids, vectors, metadata)
-    Sources(place, 1).note(images, {"": None})
+        files = [File(str(images.resolve()), None)] * count
+        index.add(ids, vectors, metadata, files=files)
     return place
 
 
