@@ -218,22 +218,22 @@ def test_crops_have_the_offsets_of_their_systems():
 
 
 def test_random_resized_crop_draws_area_and_ratio_as_published():
-    """The corners of a cropped image of positions show the box."""
-    h, w, rng = 250, 250, _rng()
-    areas, ratios = [], []
-    for _ in range(1500):
-        out = call(transforms.random_resized_crop, _positions(h, w), rng, size=250).astype(float)
-        height = (out[-1, 0, 0] - out[0, 0, 0]) / (1 - 1 / 250)
-        width = (out[0, -1, 1] - out[0, 0, 1]) / (1 - 1 / 250)
-        areas.append(height * width / (h * w))
-        ratios.append(math.log(width / height))
-    assert 0.06 < min(areas) < 0.12 and max(areas) > 0.9
-    assert abs(np.mean(ratios)) < 0.02  # log-uniform, so even around square
-    assert np.std(ratios) == pytest.approx(math.log(4 / 3) / math.sqrt(3), rel=0.12)
+    h, w, rng, crop = 250, 250, _rng(), transforms.random_resized_crop(size=250)
+    boxes = np.array([crop.draw((h, w, 3), rng) for _ in range(3000)])
+    top, left, height, width = boxes.T
+    assert (boxes >= 0).all() and (top + height <= h).all() and (left + width <= w).all()
+    areas, ratios = height * width / (h * w), np.log(width / height)
+    assert 0.06 < areas.min() < 0.12 and areas.max() > 0.9
+    assert abs(ratios.mean()) < 0.02  # log-uniform, so even around square
+    assert ratios.std() == pytest.approx(math.log(4 / 3) / math.sqrt(3), rel=0.12)
     # Large boxes are rejected more often; below half of the area, the distribution is uniform.
-    low = np.array(areas)[np.array(areas) < 0.5]
-    histogram = np.histogram(low, bins=4, range=(0.08, 0.5))[0]
+    histogram = np.histogram(areas[areas < 0.5], bins=4, range=(0.08, 0.5))[0]
     assert histogram.max() < 1.35 * histogram.min()
+    # The corners of a cropped image of positions show the box.
+    out, rng = crop(_positions(h, w), _rng()).astype(int), _rng()
+    top, left, height, width = crop.draw((h, w, 3), rng)
+    assert np.abs(out[0, 0, :2] - (top, left)).max() <= 1
+    assert np.abs(out[-1, -1, :2] - (top + height - 1, left + width - 1)).max() <= 1
 
 
 def test_random_resized_crop_falls_back_to_a_central_box():
@@ -358,24 +358,19 @@ def test_random_erasing_of_grayscale_uses_the_first_value():
 
 def test_random_erasing_as_the_graph_system_draws_it():
     h = w = 100
-    image = np.zeros((h, w, 3), np.uint8)
-    rng, erased, areas, ratios = _rng(), 0, [], []
-    for _ in range(3000):
-        out = call(transforms.random_erasing, image, rng, fill=(9, 8, 7))
-        rows, columns = np.nonzero(out[:, :, 0])
-        if not len(rows):
-            continue
-        erased += 1
-        height, width = np.ptp(rows) + 1, np.ptp(columns) + 1
-        assert len(rows) == height * width, "not a full box"
-        assert (out[rows[0], columns[0]] == (9, 8, 7)).all()
-        areas.append(height * width / (h * w))
-        ratios.append(height / width)
-    assert 0.46 < erased / 3000 < 0.54
-    assert 0.015 < min(areas) < 0.03 and 0.35 < max(areas) < 0.42
-    assert min(ratios) > 0.25 and max(ratios) < 3.8
+    erasing, rng = transforms.random_erasing(fill=(9, 8, 7)), _rng()
+    boxes = np.array([erasing.draw((h, w, 3), rng) for _ in range(3000)])
+    top, left, height, width = boxes[boxes[:, 2] > 0].T
+    assert 0.46 < len(top) / 3000 < 0.54
+    areas, ratios = height * width / (h * w), height / width
+    assert 0.015 < areas.min() < 0.03 and 0.35 < areas.max() < 0.42
+    assert ratios.min() > 0.25 and ratios.max() < 3.8
     # The ratio is uniform in 0.3..3.3: three times as many tall boxes as if it were log-uniform.
-    assert np.mean(np.array(ratios) > 1) > 0.7
+    assert np.mean(ratios > 1) > 0.7
+    image, expected = np.zeros((h, w, 3), np.uint8), np.zeros((h, w, 3), np.uint8)
+    expected[top[0] : top[0] + height[0], left[0] : left[0] + width[0]] = (9, 8, 7)
+    erased = erasing.apply(image, rng, top[0], left[0], height[0], width[0])
+    assert (erased == expected).all() and not image.any()
 
 
 def test_graph_train_erases_with_the_mean_of_cifar_in_normalized_units():

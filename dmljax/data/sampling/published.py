@@ -125,8 +125,8 @@ def abe_pairs(labels: Labels, *, batch_size: int = 64, seed: int, step: int) -> 
     """Draws ABE's batch: `batch_size / 2` random images, then a partner of each, in order.
 
     The first `batch_size / 4` partners have the class of their image, the others have another
-    class. (The sentence in the paper can be read in two ways; both have as many positive as
-    negative pairs.)
+    class. (The sentence in the paper can be read in two ways; both give equal counts of positive
+    and negative pairs.)
     """
     groups = group(labels)
     n, pair_count = len(groups.order), batch_size // 2

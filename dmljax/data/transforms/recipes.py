@@ -126,7 +126,7 @@ def squash_eval(
 
 
 def graph_train(*, size: int = 227, red_std: float = 0.229) -> list[Operation]:
-    """Returns `GL_orig_RE` of graph attention: random resized crop, flip, erasing.
+    """Crops, flips and erases at random, as graph attention over the batch (`GL_orig_RE`).
 
     The published code erases after normalization, with the mean color of CIFAR in normalized
     units. So the color in pixels depends on the standard deviations. `red_std=0.299` is a typing
@@ -138,7 +138,7 @@ def graph_train(*, size: int = 227, red_std: float = 0.229) -> list[Operation]:
 
 
 def graph_eval(*, size: int = 227, shorter: int | None = None) -> list[Operation]:
-    """Returns that of graph attention over the batch: shorter side 256, central crop of 227."""
+    """Resizes the shorter side to 256 and crops the central 227, as graph attention does."""
     return standard_eval(size=size, shorter=shorter)
 
 

@@ -85,9 +85,9 @@ class Transform(NamedTuple):
 def bind(transform_fn: Transform | Callable[..., Any], **options: Any) -> Transform:
     """Builds a transform from a recipe, an operation, or a function of pixels.
 
-    A recipe is a function of keywords that returns operations, such as those of
-    `dmljax.data.transforms`; functions of pixels may be among them. A function whose first
-    parameters are an image and a generator is a function of pixels. `options` are its keywords.
+    A recipe is a function of keywords that returns a list of operations and functions of pixels,
+    such as `transforms.standard_eval`. A function whose first parameters are an image and a
+    generator is a function of pixels. `options` are keywords of `transform_fn`.
 
     >>> from dmljax.data import transforms
     >>> transform = bind(transforms.standard_eval, size=64)
