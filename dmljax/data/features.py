@@ -14,7 +14,7 @@ import json
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -80,12 +80,11 @@ class Features:
         return record_name(self.images.records, i)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class cached_view(Operation):
     """Takes the features of one view: as for evaluation or, with `is_drawn`, of a random one."""
 
     is_drawn: bool = False
-    is_random: ClassVar[bool] = True  # a bundle has no cache
+    is_random = True  # a bundle cannot hold it
 
     def shape(self, shape):
         return shape[1:]

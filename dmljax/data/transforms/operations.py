@@ -11,6 +11,7 @@ of an image, so that the host can draw for pixels that lie on a device.
 
 import dataclasses
 import math
+import typing
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -28,13 +29,14 @@ OPERATIONS: dict[str, type["Operation"]] = {}
 _USUAL = {"filter": "bilinear", "scaled_decode": False}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@typing.dataclass_transform(kw_only_default=True, frozen_default=True)
 class Operation:
-    """One step of a transform; its fields are the arguments that a config can set."""
+    """One step of a transform: a frozen dataclass, whose fields a config can set."""
 
     is_random: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
         if not cls.__name__.startswith("_"):
             OPERATIONS[cls.__name__] = cls
 
@@ -61,14 +63,13 @@ class Operation:
     def to_json(self) -> dict[str, Any]:
         """Returns the name and the fields; `transform.of_json` reads them."""
         data: dict[str, Any] = {"name": type(self).__name__}
-        for name, value in dataclasses.asdict(self).items():
+        for name, value in vars(self).items():
             if name not in _USUAL or value != _USUAL[name]:
                 data[name] = list(value) if isinstance(value, tuple) else value
         return data
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Resampled:
+class _Resampled(Operation):
     """The fields of operations that resize.
 
     `filter` is 'bilinear' or 'bicubic', both Pillow's, which average all pixels. With
@@ -91,16 +92,15 @@ class _Resampled:
             )
 
     def _scale(self, image: np.ndarray, height: int, width: int) -> np.ndarray:
-        options = {"antialias": self.antialias, "filter": self.filter}
-        return resampling.scale(image, height, width, **options)
+        antialias, filter = self.antialias, self.filter
+        return resampling.scale(image, height, width, antialias=antialias, filter=filter)
 
     def _twice(self, side: int) -> int | None:
         """Returns twice a side, so that the filter has pixels to average, if it may be decoded."""
         return 2 * side if self.scaled_decode else None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class resize_shorter_side(_Resampled, Operation):
+class resize_shorter_side(_Resampled):
     """Resizes the shorter side to `size`. The longer side is rounded down, as in torchvision."""
 
     size: int = 256
@@ -118,8 +118,7 @@ class resize_shorter_side(_Resampled, Operation):
         return self._twice(self.size)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class resize(_Resampled, Operation):
+class resize(_Resampled):
     """Resizes an image to `height` and `width`, whatever its aspect ratio."""
 
     height: int = 256
@@ -136,7 +135,6 @@ class resize(_Resampled, Operation):
         return self._twice(max(self.height, self.width))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class pad_to_square(Operation):
     """Resizes the longer side to `size`, then pads the shorter one on both ends with `fill`."""
 
@@ -159,7 +157,6 @@ class pad_to_square(Operation):
         return square
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class _Cut(Operation):
     """Cuts a square of side `size`, without resizing."""
 
@@ -191,7 +188,6 @@ class center_crop(_Cut):
         return round(rows / 2), round(columns / 2)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class crop(_Cut):
     """Cuts the square of side `size` whose upper left corner is at `top`, `left`."""
 
@@ -211,8 +207,7 @@ class random_crop(_Cut):
         return int(rng.integers(rows + 1)), int(rng.integers(columns + 1))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class random_resized_crop(_Resampled, Operation):
+class random_resized_crop(_Resampled):
     """Cuts a box of random area and aspect ratio and resizes it to a square (Szegedy et al., 2015).
 
     As in torchvision, the relative area is uniform and the ratio log-uniform. After ten boxes that
@@ -223,7 +218,7 @@ class random_resized_crop(_Resampled, Operation):
     size: int = 227
     area: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    is_random: ClassVar[bool] = True
+    is_random = True
 
     def shape(self, shape):
         return (self.size, self.size, *shape[2:])
@@ -256,12 +251,11 @@ class random_resized_crop(_Resampled, Operation):
         return self._twice(math.ceil(self.size / fraction))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class random_flip(Operation):
     """Mirrors the image left to right with the given probability."""
 
     probability: float = 0.5
-    is_random: ClassVar[bool] = True
+    is_random = True
 
     def draw(self, shape, rng):
         return (rng.random() < self.probability,)
@@ -270,7 +264,6 @@ class random_flip(Operation):
         return resampling.mirror(image) if is_mirrored else image
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class color_jitter(Operation):
     """Changes brightness, contrast, saturation and hue in random order.
 
@@ -281,7 +274,7 @@ class color_jitter(Operation):
     contrast: float = 0.4
     saturation: float = 0.4
     hue: float = 0.1
-    is_random: ClassVar[bool] = True
+    is_random = True
 
     def draw(self, shape, rng):
         if shape[2] != 3:
@@ -309,7 +302,6 @@ class color_jitter(Operation):
         return np.asarray(picture)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class random_erasing(Operation):
     """Fills a random box with one color (Zhong et al., 2020), as the graph system does.
 
@@ -321,7 +313,7 @@ class random_erasing(Operation):
     area: tuple[float, float] = (0.02, 0.4)
     ratio: tuple[float, float] = (0.3, 1 / 0.3)
     fill: tuple[int, ...] = (125, 123, 114)
-    is_random: ClassVar[bool] = True
+    is_random = True
 
     def draw(self, shape, rng):
         h, w = shape[:2]
@@ -343,7 +335,6 @@ class random_erasing(Operation):
         return erased
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class distort(Operation):
     """Rotates (degrees), shears, scales and shifts (pixels), then inverts and adds noise.
 
@@ -360,7 +351,7 @@ class distort(Operation):
     invert: float = 0.5
     noise: float = 20.0
     outside: str = "median"
-    is_random: ClassVar[bool] = True
+    is_random = True
 
     def __post_init__(self) -> None:
         if self.outside not in resampling.OUTSIDE:

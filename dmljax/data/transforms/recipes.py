@@ -110,9 +110,15 @@ def standard_eval(
     By default, `shorter` is `shorter_of(size)`, so that the crop shows seven eighths of a side.
     `scaled_decode` is as in `standard_train`.
     """
-    side = shorter_of(size) if shorter is None else shorter
-    options = {"antialias": antialias, "filter": filter, "scaled_decode": scaled_decode}
-    return [resize_shorter_side(size=side, **options), center_crop(size=size)]
+    return [
+        resize_shorter_side(
+            size=shorter_of(size) if shorter is None else shorter,
+            antialias=antialias,
+            filter=filter,
+            scaled_decode=scaled_decode,
+        ),
+        center_crop(size=size),
+    ]
 
 
 def squash_eval(
