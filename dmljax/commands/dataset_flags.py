@@ -25,7 +25,7 @@ def add_dataset_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def dataset_of_flags(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The data set of parsed flags, as a config names it: `dict(name=..., root=...)`."""
+    """Returns the data set of parsed flags as a config has it: `dict(name=..., root=...)`."""
     if not arguments.dataset:
         raise ValueError(f"--dataset is needed, one of: {', '.join(registry.names('dataset'))}")
     values = {name: getattr(arguments, name) for name in _FLAGS}
@@ -39,7 +39,7 @@ def dataset_of_flags(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def load(spec: dict[str, Any]) -> Splits:
-    """The data set of a spec. The error about a missing argument names it."""
+    """Loads the data set of a spec. The error about a missing argument names it."""
     try:
         return registry.resolve("dataset", spec)()
     except TypeError as error:

@@ -219,7 +219,7 @@ class EvaluationBatch(_HostBatch):
 
 
 def _padded(rows: np.ndarray, size: int) -> np.ndarray:
-    """Appends zeros after the last row, up to `size` rows."""
+    """Appends rows of zeros, up to `size` rows."""
     missing = size - len(rows)
     return np.pad(rows, [(0, missing), *[(0, 0)] * (rows.ndim - 1)]) if missing else rows
 
