@@ -51,7 +51,7 @@ class _Share:
 
 @dataclasses.dataclass(kw_only=True)
 class _HostBatch(_Share):
-    """What batches of images are made of."""
+    """What batches of images need: a reader and a transform."""
 
     reader: Reader
     transform: Transform
@@ -85,9 +85,9 @@ class _Sampled(_Share):
 class TrainBatch(_HostBatch, _Sampled):
     """`train_batch(step)` returns `dict(images, labels, skipped)` of one host.
 
-    `sample_fn` plans the global batch. With `skip`, another image (`stand_in`) replaces an image
-    that cannot be read, and `skipped` holds the index of the latter. If the transform has a form
-    for batches, it sees all images of the host together.
+    `sample_fn` plans the global batch. With `skip`, another image replaces an unreadable one
+    (`read`), whose index is in `skipped`. If the transform has a form for batches, it sees all
+    images of the host together.
     """
 
     def __call__(self, step: int) -> dict[str, np.ndarray]:
@@ -153,7 +153,7 @@ def _first_readable(reader: Reader, rows: Iterable[int]) -> tuple[int, np.ndarra
 class PlannedBatch(_Sampled):
     """`planned_batch(step)` returns what devices need to make a batch of images that they hold.
 
-    It is `dict(rows, labels, numbers, skipped)`: `rows [b]` are rows of the split, -1 for padding;
+    The result is `dict(rows, labels, numbers, skipped)`: `rows [b]` are rows of the split, -1 for padding;
     `numbers [b k]` are the draws of the transform, as in `TrainBatch`. `shapes` are the shapes of
     all images. `sources[i]` is the row actually read for image i: a substitute if i is unreadable.
     """
