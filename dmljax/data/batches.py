@@ -153,9 +153,10 @@ def _first_readable(reader: Reader, rows: Iterable[int]) -> tuple[int, np.ndarra
 class PlannedBatch(_Sampled):
     """`planned_batch(step)` returns what devices need to make a batch of images that they hold.
 
-    The result is `dict(rows, labels, numbers, skipped)`: `rows [b]` are rows of the split, -1 for padding;
-    `numbers [b k]` are the draws of the transform, as in `TrainBatch`. `shapes` are the shapes of
-    all images. `sources[i]` is the row actually read for image i: a substitute if i is unreadable.
+    The result is `dict(rows, labels, numbers, skipped)`: `rows [b]` are rows of the split, -1 for
+    padding; `numbers [b k]` are the draws of the transform, as in `TrainBatch`. `shapes` are the
+    shapes of all images. `sources[i]` is the row actually read for image i (a substitute if i is
+    unreadable).
     """
 
     transform: Transform
