@@ -1,4 +1,4 @@
-"""The service beside a plain handler that embeds one by one: p50, p99 and throughput.
+"""Compares the service with a plain handler that embeds one by one: p50, p99, throughput.
 
 `python benchmarks/service.py` prints one table. Both servers are processes on uvicorn with the same
 bundle, of 30 steps of `configs/glyphs.py`, and are measured in turns, so that they meet the same
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def glyphs_bundle(folder: pathlib.Path) -> pathlib.Path:
-    """The bundle of a short run of `configs/glyphs.py`."""
+    """Exports the bundle of a short run of `configs/glyphs.py`."""
     run = [f"--config={ROOT / 'configs' / 'glyphs.py'}", f"--workdir={folder / 'run'}"]
     run += ["--config.steps=30", "--config.evaluate.every=30", "--config.pictures=None"]
     export = ["export", folder / "run", f"--out={folder / 'net.bundle'}"]
@@ -60,7 +60,7 @@ def glyphs_bundle(folder: pathlib.Path) -> pathlib.Path:
 
 
 def plain(path: str) -> None:
-    """A server whose handler embeds the image of each request by itself."""
+    """Runs a server whose handler embeds the image of each request by itself."""
     import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request

@@ -38,7 +38,7 @@ from dmljax.serve.settings import Limits
 ROOT = pathlib.Path(__file__).parents[1]
 _STEP = 8.0  # seconds of an attack in the rotation
 _REST = 6.0  # seconds without attacks, at the start and at the end
-_OTHER = "127.0.0.2"  # the address of clients that do not share that of the ordinary ones
+_OTHER = "127.0.0.2"  # an address that ordinary clients do not have
 _GROUPS = pathlib.Path("/sys/fs/cgroup")
 
 
@@ -119,7 +119,7 @@ async def siege(bundle: pathlib.Path, folder: pathlib.Path, args: argparse.Names
 
 
 def filled_index(bundle: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
-    """2,000 items with little metadata, and 1,001 with 20 kB of it."""
+    """Builds an index: 2,000 items with little metadata, and 1,001 with 20 kB of it."""
     from dmljax import bundle as bundles
     from dmljax import index as indexes
 
@@ -248,7 +248,7 @@ def proxied(folder: pathlib.Path, *, service_port: int, port: int) -> subprocess
 
 
 def _group(memory: int) -> pathlib.Path | None:
-    """A control group with this limit; None where it cannot be made."""
+    """Creates a control group with this limit; returns None where that is not possible."""
     group = _GROUPS / f"siege-{os.getpid()}"
     if not (_GROUPS / "cgroup.controllers").exists():
         return None
@@ -281,7 +281,7 @@ def request(method: str, path: str, body: bytes = b"", kind: str = "") -> bytes:
 
 
 async def ask(reader, writer, data: bytes) -> tuple[int, bool, bool]:
-    """The status, whether there is Retry-After, and whether the connection is closed."""
+    """Returns the status, and the presence of Retry-After and of Connection: close."""
     writer.write(data)
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     length = re.search(rb"content-length: (\d+)", head)
@@ -290,7 +290,7 @@ async def ask(reader, writer, data: bytes) -> tuple[int, bool, bool]:
 
 
 async def client(server: Server, number: int, results: Results, ends: list[bool]) -> None:
-    """An ordinary client: one request after the other on one connection."""
+    """Sends ordinary requests one after the other on one connection."""
     rng, requests, connection = random.Random(number), ordinary_requests(), None
     while not ends:
         data = rng.choice(requests)
@@ -339,7 +339,7 @@ def ordinary_requests() -> list[bytes]:
 
 
 def attack(port: int, seconds: float) -> None:
-    """Each attack for some seconds, and at last all of them together."""
+    """Runs each attack for some seconds, and then all of them together."""
     attacks = prepared_attacks()
     step = min(_STEP, seconds / (len(attacks) + 1))
     end, turn = time.monotonic() + seconds, 0
@@ -364,7 +364,7 @@ def _repeat(one, port: int, stop: float) -> None:
 
 
 def _connect(port: int, seconds: float, *sources: str) -> socket.socket:
-    """From one of the addresses; by default also that of the ordinary clients, as by one proxy."""
+    """Connects from one of the addresses; by default also that of the ordinary clients."""
     source = random.choice(sources or ("127.0.0.1", _OTHER)), 0
     address = "127.0.0.1", port
     return socket.create_connection(address, timeout=max(0.1, seconds), source_address=source)

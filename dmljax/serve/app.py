@@ -165,7 +165,9 @@ class _Requests:
         elif route.images and (kind.startswith("image/") or kind in _RAW_KINDS):
             body = route.body(images=[bytes(data)])
         else:
-            raise Refused(415, f"the body has another Content-Type: send an image, or {api.JSON}")
+            raise Refused(
+                415, f"Content-Type must be {api.JSON}, or that of an image, got {kind[:60]!a}"
+            )
         for name in options.__struct_fields__:
             if getattr(body, name) is None:
                 setattr(body, name, getattr(options, name))
@@ -380,7 +382,7 @@ class Handlers:
         if is_listed and await self._service.on_index(index.contains, [name]) == [True]:
             data = await self._service.picture(name)
         if data is None:
-            raise Refused(404, "this item has no picture")
+            raise Refused(404, "the item has no picture")
         headers = {
             "Content-Disposition": "inline",
             "Cache-Control": "private, max-age=300",

@@ -42,7 +42,6 @@ class Batcher:
         embed_fn: returns embeddings [n d] of prepared images [n h w c]; runs in the `executor`.
         seconds: the time of `embed_fn` for each batch size.
         executor: one thread.
-        wait: seconds that a batch waits for images that are still being decoded.
         measure_fn: gets the length of each batch, its longest wait and the time of the net.
     """
 
@@ -52,14 +51,12 @@ class Batcher:
         *,
         seconds: Mapping[int, float],
         executor: Executor,
-        wait: float,
         measure_fn: Callable[[int, float, float], None],
     ):
         self._embed_fn, self._seconds, self._executor = embed_fn, dict(seconds), executor
-        self._largest, self._wait, self._measure_fn = max(seconds), wait, measure_fn
+        self._measure_fn = measure_fn
         self._queue: list[_Waiting] = []
         self._arrival = asyncio.Event()
-        self.announced = 0  # images that are being decoded
 
     async def embed(self, images: Sequence[np.ndarray]) -> np.ndarray:
         """Returns embeddings [n d] of prepared images."""
@@ -77,24 +74,12 @@ class Batcher:
         """Embeds what arrives until the task is cancelled."""
         while True:
             await self._arrival.wait()
-            await self._gather()
             batch = self._take()
             self._arrival.clear()
             if self._queue:
                 self._arrival.set()
             if batch:
                 await self._embed(batch)
-
-    async def _gather(self) -> None:
-        """Waits a moment for images that are being decoded."""
-        end = time.perf_counter() + self._wait
-        while len(self._queue) < self._largest and self.announced > len(self._queue):
-            self._arrival.clear()
-            try:
-                async with asyncio.timeout(end - time.perf_counter()):
-                    await self._arrival.wait()
-            except TimeoutError:
-                return
 
     def _take(self) -> list[_Waiting]:
         waiting = [x for x in self._queue if not x.result.done()]

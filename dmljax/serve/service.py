@@ -24,7 +24,6 @@ from dmljax.serve.settings import Settings, read_tokens
 
 _log = logging.getLogger("dmljax.serve")
 _T = TypeVar("_T")
-_BATCH_WAIT = 0.002  # seconds that a batch waits for images that are still being decoded
 _FOLLOW_SECONDS = 2.0  # between two looks at which generation of the index counts
 _CLOSE_SECONDS = 3.0
 _SEARCHERS = 2  # threads
@@ -51,7 +50,6 @@ class Service:
             self.bundle.embed_prepared,
             seconds={size: self._seconds(size) for size in self.bundle.batch_sizes},
             executor=self._net,
-            wait=_BATCH_WAIT,
             measure_fn=self.metrics.batch,
         )
         self._decoders = Decoders(
@@ -154,11 +152,7 @@ class Service:
     async def embed(self, images: list[bytes]) -> np.ndarray:
         """Returns embeddings [n d] of encoded images, or refuses all if one is refused."""
         start = time.perf_counter()
-        self._batcher.announced += len(images)
-        try:
-            prepared = await self._decoders.prepare(images)
-        finally:
-            self._batcher.announced -= len(images)
+        prepared = await self._decoders.prepare(images)
         self.metrics.decode_seconds.observe(time.perf_counter() - start)
         return await self._batcher.embed(prepared)
 

@@ -11,7 +11,7 @@ def bundle_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def distance_bundle(tmp_path_factory):
-    """A bundle whose embeddings are not unit vectors: they are compared by their distance."""
+    """Exports a bundle without unit vectors, which are compared by their distance."""
     method = {"name": "pairs", "dim": 2, "unit": False}
     return exported(tmp_path_factory.mktemp("serve_distance"), method=method)
 

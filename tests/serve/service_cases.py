@@ -33,7 +33,7 @@ HOSTILE = '<script>document.title = "taken"</script>'
 
 
 def exported(folder: pathlib.Path, *, method: dict | None = None) -> pathlib.Path:
-    """The bundle of a run of two steps."""
+    """Exports the bundle of a run of two steps."""
     evaluate = {"every": 2, "ks": [1], "batch_size": 16, "clustering": None}
     fields = {} if method is None else {"method": method}
     training.run(tiny(folder, steps=2, evaluate=evaluate, **fields), folder / "run")
@@ -44,7 +44,7 @@ def exported(folder: pathlib.Path, *, method: dict | None = None) -> pathlib.Pat
 
 
 def png(number: int, side: int = 16) -> bytes:
-    """A picture of random blocks of colors."""
+    """Returns a picture of random blocks of colors."""
     blocks = np.random.default_rng(number).integers(0, 256, (4, 4, 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(blocks).resize((side, side), Image.Resampling.NEAREST).save(file, "PNG")
@@ -52,7 +52,7 @@ def png(number: int, side: int = 16) -> bytes:
 
 
 def indexed(bundle: pathlib.Path, folder: pathlib.Path, count: int = 20) -> pathlib.Path:
-    """An index of pictures, beside their folder; item 3 has foreign metadata."""
+    """Builds an index of pictures next to their folder; item 3 has hostile metadata."""
     images = folder / "images"
     (images / "cats").mkdir(parents=True)
     ids = [f"cats/{i:02d}.png" for i in range(count)]
@@ -170,7 +170,7 @@ def until(fn, seconds: float = 60) -> None:
 
 
 def refused(*words):
-    """What the command prints on stderr when it does not start."""
+    """Returns what the command prints on stderr when it does not start."""
     completed = processes.command("serve", *words, cwd=ROOT, **VARIABLES)
     assert completed.returncode == 2, completed.stderr
     assert len(completed.stderr.splitlines()) == 1, completed.stderr

@@ -41,7 +41,7 @@ def _image(value):
 
 
 def _run(coroutine_fn):
-    """What `coroutine_fn` returns with a running batcher, and the lengths of the batches."""
+    """Returns the result of `coroutine_fn` with a running batcher, and the batch lengths."""
     lengths = []
 
     async def main(pool):
@@ -49,7 +49,6 @@ def _run(coroutine_fn):
             _embed,
             seconds={1: 1.0, 4: 1.1},
             executor=pool,
-            wait=0.01,
             measure_fn=lambda length, waited, net: lengths.append(length),
         )
         task = asyncio.create_task(batcher.run())

@@ -19,7 +19,7 @@ NGINX = (ROOT / "launch" / "serve.nginx.conf").read_text()
 
 
 def _arguments(words):
-    """The flags of `dmljax serve`, which refuses unknown ones."""
+    """Parses flags of `dmljax serve`, which refuses unknown ones."""
     parser = Parser("serve", "")
     serve.add_arguments(parser)
     arguments, extras = parser.parse_known_args(words)
@@ -57,7 +57,7 @@ def test_the_container_runs_the_command_without_a_shell_and_without_root():
 
 
 def _volumes_of(pod, container):
-    """Returns the paths that a container mounts, and those of them that it can write to."""
+    """Returns the paths that a container mounts, and the writable ones."""
     volumes = {volume["name"] for volume in pod["volumes"]}
     assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
     mounts = {x["mountPath"]: x.get("readOnly", False) for x in container["volumeMounts"]}

@@ -53,7 +53,7 @@ def _workers(pid):
 
 @pytest.fixture(scope="module")
 def strict(bundle_folder, tmp_path_factory):
-    """A service whose workers have two seconds for an image."""
+    """Starts a service whose workers have two seconds for an image."""
     folder = tmp_path_factory.mktemp("strict")
     place = indexed(bundle_folder, folder, 5)
     words = (f"--index={place}", "--decoders=2", "--max-seconds=4", "--max-pixels=9000000")
@@ -114,7 +114,7 @@ def _decoded(count, calls_fn, *, pixels=25_000_000, seconds=60.0):
 
 
 def test_large_images_and_requests_with_many_images_let_others_pass():
-    """They come first here; still one worker is free for the others."""
+    """Sends them first; still one worker is free for the others."""
     order = []
 
     async def calls(decoders):
@@ -218,7 +218,7 @@ def test_the_workers_end_with_a_service_that_is_killed(bundle_folder, tmp_path):
 def test_the_limits_of_a_container_limit_the_workers(
     tmp_path, monkeypatch, processors, mib, expected
 ):
-    """By default one for each core, if half of the free memory is enough."""
+    """Checks the default: one per core, if half of the free memory is enough."""
     monkeypatch.setattr("dmljax.files.cores._of_scheduler", lambda: 64)
     group = tmp_path / "sys/fs/cgroup"
     limit = processors if processors == "max" else f"{int(processors) * 100_000}"

@@ -87,7 +87,7 @@ def _connections_to(port):
 
 
 def test_slow_clients_do_not_reach_the_service(proxy, server):
-    """They send heads or bodies that do not end, or read nothing."""
+    """Sends heads and bodies that do not end, and reads nothing."""
     head = b"POST /embed HTTP/1.1\r\nHost: localhost\r\n"
     unfinished = head + b"Content-Length: 100000\r\n\r\n" + bytes(1000)
     ask = b"GET /items?limit=20&vectors=true HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -120,7 +120,7 @@ def test_an_address_has_a_limit_of_requests_in_flight(proxy, server):
 
 @pytest.mark.slow
 def test_no_attack_stops_the_service_or_other_clients(bundle_folder):
-    """A short form of `benchmarks/siege.py`, with bounds that a busy machine keeps."""
+    """Runs `benchmarks/siege.py` briefly, with bounds that a busy machine keeps."""
     command = [sys.executable, ROOT / "benchmarks" / "siege.py", f"--bundle={bundle_folder}"]
     command += ["--seconds=25", "--p99=15", "--growth=0.5"]
     completed = subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=ROOT)
