@@ -133,7 +133,6 @@ def filled_index(bundle: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
         for start in range(0, 3001, 500):
             part = slice(start, start + 500)
             index.add(ids[part], vectors[part], metadata[part])
-        index.build()
     return place
 
 

@@ -21,7 +21,8 @@ _KEPT, _LARGE = 16 << 20, 4 << 20  # bytes of freed memory that are kept, and bl
 def run(settings: Settings) -> int:
     """Serves until SIGTERM or SIGINT, and then until the requests in flight are answered.
 
-    Returns 0 after SIGINT. After SIGTERM the process ends by this signal, as uvicorn does.
+    Returns 0 after SIGINT, and 1 if it could not start. After SIGTERM the process ends by that
+    signal, as uvicorn does.
     """
     settings.check()
     logging.basicConfig(
@@ -53,9 +54,10 @@ def run(settings: Settings) -> int:
         timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=round(settings.limits.seconds) + 1,
     )
+    process = uvicorn.Server(config)
     with contextlib.suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listening])
-    return 0
+        process.run(sockets=[listening])
+    return 0 if process.started else 1
 
 
 def _bound(host: str, port: int) -> socket.socket:
