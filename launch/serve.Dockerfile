@@ -8,10 +8,10 @@
 #
 # While another process adds items, user 10001 must be able to write to the folder of the index, also
 # to search: SQLite keeps its write-ahead log there. For GPUs build with
-# --build-arg EXTRAS=serve,index,postgres,cuda12.
+# --build-arg EXTRAS=serve,postgres,cuda12.
 FROM python:3.12-slim
 
-ARG EXTRAS=serve,index,postgres
+ARG EXTRAS=serve,postgres
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 # GKE mounts the driver of its GPUs (libcuda.so.1, nvidia-smi) into these folders, where nothing else
 # of this image looks: https://cloud.google.com/kubernetes-engine/docs/how-to/gpus#cuda, and
