@@ -84,8 +84,8 @@ def _run(executor: Executor, arguments: argparse.Namespace) -> int:
         print(f"{executor.study.title}: {count}; table in {executor.folder.path}")
         return 0
     executor.prepare(arguments.only)
-    if arguments.retry and (count := executor.forget_failures()):
-        print(f"runs that failed and run again: {count}")
+    if arguments.retry and (failures := executor.forget_failures()):
+        print(f"runs that failed and run again: {failures}")
     try:
         failed = executor.run(arguments.only, wait=not arguments.no_wait)
     except Stopped as stopped:

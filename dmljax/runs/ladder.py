@@ -172,7 +172,7 @@ def _climb(
 ) -> list[_Row]:
     """Runs what is missing of a step; returns its row, after the first step the frozen one too."""
     folders = [row.folder for row in rows if row.folder]
-    name, chosen = step["name"], {}
+    name, chosen = step["name"], dict[str, Any]()
     if folders:
         chosen = {"start": {"name": str(workdir / folders[-1])}}
         chosen["net"] = {k: v for k, v in config["net"].items() if k != "weights"}
@@ -314,7 +314,7 @@ def _write(
         run_page.write_again(of_best.path)
     places = {row.name: places[row.name] for row in ordered}
     scores = {name: scores_file.read(path) for name, path in places.items()}
-    content = compare_page.facts_of(
+    facts = compare_page.facts_of(
         places,
         result=comparison.compare_runs(scores, average=results.read(first.path).average),
         fields=[
@@ -322,4 +322,4 @@ def _write(
             [f"held-out {_SCORE}", *(_percent(row.held_out) for row in ordered)],
         ],
     )
-    print(f"report: {page.write(content, files.page)}")
+    print(f"report: {page.write(facts, files.page)}")

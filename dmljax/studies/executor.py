@@ -145,8 +145,8 @@ class Executor:
             raise OSError(_full_disk(folder, reason))
         state = outcomes.outcome(folder)
         if status == 0 and state.result is not None:
-            message = self._scores(run, state), shown_duration(time.perf_counter() - start)
-            self._say(run, runs, ", ".join(message))
+            duration = shown_duration(time.perf_counter() - start)
+            self._say(run, runs, f"{self._scores(run, state)}, {duration}")
             return
         if status in _STOPPED or -status in _STOPPED.values():
             self._check_signal()

@@ -113,7 +113,8 @@ class Planner:
     def _training(self, row: Row, seed: int, fold: int | None) -> PlannedRun | None:
         if (chosen := self._chosen(row)) is None:
             return None
-        overrides, after = {**chosen.overrides, "seed": seed}, ()
+        overrides: dict[str, Any] = {**chosen.overrides, "seed": seed}
+        after: tuple[str, ...] = ()
         if fold is not None:
             overrides["held_out"] = self._study.fold(fold)
         if chosen.start_from is not None:
@@ -164,10 +165,10 @@ class Planner:
                     f"the scores of a run are {names}"
                 )
             return None
-        candidate = self._chosen(self._study.row(row.best_of[best]))
-        assert candidate is not None  # all of its runs are over
-        overrides = {**candidate.overrides, **row.overrides}
-        return candidate._replace(name=row.name, overrides=overrides)
+        chosen = self._chosen(self._study.row(row.best_of[best]))
+        assert chosen is not None  # all of its runs are over
+        overrides = {**chosen.overrides, **row.overrides}
+        return chosen._replace(name=row.name, overrides=overrides)
 
     def _ensemble(self, row: Row, seed: int, fold: int | None) -> PlannedRun | None:
         """Returns the run that scores several trained nets as one; None until all are finished."""

@@ -162,7 +162,7 @@ def _study(content: Any, name: str, source: str, folder: pathlib.Path) -> Study:
         name=name,
         source=source,
         title=fields["title"] or name,
-        rows=tuple(_row(*item, fields, folder) for item in rows.items()),
+        rows=tuple(_row(name, options, fields, folder) for name, options in rows.items()),
         digest=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
     )
 
