@@ -297,35 +297,9 @@ def _number(value: float) -> str:
     return f"{value:.1f}" if value >= 0.095 else f"{value:.2f}"
 
 
-def _correlation(rows: Sequence[TableRow], study: Study, score: str) -> float | None:
-    """Computes the mean correlation of seeds between rows and their baselines."""
-    cells_of = {row.name: row.cells[score].values for row in rows}
-    correlations = []
-    for row in rows:
-        values, baseline = row.cells[score].values, study.row(row.name).baseline
-        others = cells_of.get(baseline or "", {})
-        shared = [unit for unit in values if unit in others]
-        if len(shared) < 3:
-            continue
-        a, b = [values[u] for u in shared], [others[u] for u in shared]
-        if np.std(a) > 0 and np.std(b) > 0:
-            correlations.append(float(np.corrcoef(a, b)[0, 1]))
-    return float(np.mean(correlations)) if correlations else None
-
-
 def _notes(study: Study, rows: Sequence[TableRow]) -> Iterable[str]:
     if study.test is not None:
-        compared = {score for row in rows for score in row.comparisons}
-        for score in study.scores:
-            if sentence := visible(rows, study, score):
-                yield sentence
-        if study.test == "paired" and study.scores[0] in compared:
-            correlation = _correlation(rows, study, study.scores[0])
-            if correlation is not None:
-                yield (
-                    f"Correlation of seeds between rows in {study.scores[0]}: {correlation:.2f}; "
-                    "pairing pays above 0.56 for 3 seeds, 0.28 for 5, 0.12 for 10."
-                )
+        yield from filter(None, (visible(rows, study, score) for score in study.scores))
     if study.folds and study.test != "folds" and max(c.n for r in rows for c in r.cells.values()):
         yield (
             "Intervals are over repetitions with other seeds; they hold for these folds and these "
@@ -345,7 +319,7 @@ def _notes(study: Study, rows: Sequence[TableRow]) -> Iterable[str]:
         gain = metrics.expected_best(most)
         yield (
             f"†: the step was chosen on the test classes, among {most} evaluations. The best of "
-            f"{most} independent equal evaluations gains {gain:.1f} deviations by the choice alone."
+            f"{most} independent equal evaluations gains {gain:.1f} standard deviations by the choice."
         )
 
 
