@@ -319,7 +319,7 @@ def _notes(study: Study, rows: Sequence[TableRow]) -> Iterable[str]:
         gain = metrics.expected_best(most)
         yield (
             f"†: the step was chosen on the test classes, among {most} evaluations. The best of "
-            f"{most} independent equal evaluations gains {gain:.1f} standard deviations by the choice."
+            f"{most} independent equal evaluations gains {gain:.1f} standard deviations by choice."
         )
 
 
