@@ -74,20 +74,14 @@ def open(place: str | os.PathLike, *, model: str | None = None, write: bool = Fa
 
 
 def reindex(
-    place: str | os.PathLike,
-    *,
-    model: str,
-    dimension: int,
-    similarity: str = "cosine",
-    continues: bool = True,
+    place: str | os.PathLike, *, model: str, dimension: int, similarity: str = "cosine"
 ) -> Index:
     """Makes an index of another model next to the present one, which `switch` then replaces.
 
     Searches use the present index until then. If the process ends before the switch, a second call
-    with the same model continues with the items that were added, unless `continues` is False.
+    with the same model continues with the items that were added.
     """
-    settings = inputs.check_settings(model, dimension, similarity)
-    return _store(place).reindex(place, settings, continues=continues)
+    return _store(place).reindex(place, inputs.check_settings(model, dimension, similarity))
 
 
 def _store(place: str | os.PathLike) -> type[Index]:

@@ -320,7 +320,7 @@ class Index(abc.ABC, Generic[T]):
 
     @classmethod
     @abc.abstractmethod
-    def reindex(cls, place: str | os.PathLike, settings: Settings, *, continues: bool) -> Index: ...
+    def reindex(cls, place: str | os.PathLike, settings: Settings) -> Index: ...
 
     @abc.abstractmethod
     def close(self) -> None: ...  # a second call does nothing

@@ -69,14 +69,12 @@ class EmbeddedIndex(Index[Connection]):
                 index.close()
 
     @classmethod
-    def reindex(
-        cls, place: str | os.PathLike, settings: Settings, *, continues: bool
-    ) -> EmbeddedIndex:
+    def reindex(cls, place: str | os.PathLike, settings: Settings) -> EmbeddedIndex:
         path = pathlib.Path(place)
         folder.current(path)  # there must be one
         with folder.locked(path) as lock:
             generation = folder.tidy(path) + 1
-            if not (continues and cls._continues(path, generation, settings)):
+            if not cls._continues(path, generation, settings):
                 _create_generation(path / folder.name_of(generation), settings)
             return cls(path, generation, lock=lock)
 

@@ -113,11 +113,7 @@ def replace(place: str, options: Options, *, drop_missing: bool) -> int:
         # An interrupted command is continued with what it has embedded from the same images.
         images = options.images
         with indexes.reindex(
-            place,
-            model=model,
-            dimension=dimension,
-            similarity=similarity,
-            continues=images is not None,
+            place, model=model, dimension=dimension, similarity=similarity
         ) as store:
             files = store.files()
             kept = {x for x in ids if x in files and images and files[x].folder == images.place}

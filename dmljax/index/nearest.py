@@ -54,7 +54,7 @@ def _minus_distance(query: np.ndarray, vectors: np.ndarray) -> np.ndarray:
 def _screen_distance(
     products: np.ndarray, queries: np.ndarray, vectors: np.ndarray
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Scores rows x by q x - x x / 2, which orders them as their distances to q do."""
+    """Orders rows x by q x - x x / 2, as their distances to q do."""
     halves = np.float32(0.5) * np.einsum("nd,nd->n", vectors, vectors)
     products -= halves
     lengths, error = np.sqrt(2 * halves), _relative_error(queries)

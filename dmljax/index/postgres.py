@@ -216,9 +216,7 @@ class PostgresIndex(Index[Cursor]):
         return cls(address, generation, write=write)
 
     @classmethod
-    def reindex(
-        cls, place: str | os.PathLike, settings: Settings, *, continues: bool
-    ) -> PostgresIndex:
+    def reindex(cls, place: str | os.PathLike, settings: Settings) -> PostgresIndex:
         address = _Address(place)
         with address.connected() as connection:
             generation = address.current_generation(connection) + 1
@@ -228,7 +226,7 @@ class PostgresIndex(Index[Cursor]):
                 stored = None
                 if address.exists(connection, f"_{generation}_settings"):
                     stored = connection.execute(address.sql(_SETTINGS, generation)).fetchone()
-                if stored != settings or not continues:
+                if stored != settings:
                     address.drop(connection, [generation])
                     address.create_generation(connection, generation, settings)
         return cls(address, generation, write=True, exclusive=True)
