@@ -12,6 +12,7 @@ from dmljax.config import fields, method, registry, timing
 from dmljax.config.build import build
 from dmljax.config.resolve import resolve
 from dmljax.data import sampling
+from dmljax.data.sampling import published
 from dmljax.data.sampling import sampler as samplers
 
 CONFIG = pathlib.Path(registry.__file__).parent
@@ -105,16 +106,6 @@ def test_epochs_end_where_those_of_the_sampler_end():
     assert list(timing.every(15, epoch_end=plan, total=40)) == [15, 30]
 
 
-def test_a_run_of_number_evaluates_at_the_ends_of_its_epochs(tmp_path):
-    fields = {"sampler": {"name": "random_class_count", "batch_size": 8}, "steps": "6 epochs"}
-    fields |= {"evaluate": {"every": "1 epochs"}, "schedule": {"name": "steps", "at": ["3 epochs"]}}
-    run = build(tiny(tmp_path, **fields))
-    epoch_end = _ends(sampling.random_class_count, run.train.labels, batch_size=8)
-    ends = [round(epoch_end(n)) for n in range(1, 7)]
-    assert sorted(run.evaluation_steps) == ends and run.steps == ends[-1]
-    assert len(set(np.diff([0, *ends]).tolist())) > 1
-
-
 def _of_folders(folder, counts, **dataset):
     """A config of a folder with so many images in the folders that `counts` names."""
     for place, count in counts.items():
@@ -165,3 +156,35 @@ def test_a_run_without_an_interval_saves_each_fifth_of_its_steps(tmp_path):
     assert list(build(tiny(tmp_path, steps=0, **no_interval)).checkpoint_steps) == []
     one = build(tiny(tmp_path, steps=60, **no_interval | {"evaluate": {"every": 30}}))
     assert list(one.checkpoint_steps) == [30, 60]
+
+
+def test_a_length_in_epochs_of_random_class_count_ends_where_its_epochs_end(tmp_path):
+    options = {"evaluate": {"every": "2 epochs"}, "reload_best_at": ["4 epochs"]}
+    config = tiny(
+        tmp_path,
+        sampler={"name": "random_class_count", "batch_size": 8},
+        steps="10 epochs",
+        seed=3,
+        **options,
+    )
+    run = build(config)
+    groups = sampling.group(run.train.labels)
+    ends = published.class_count_epoch_ends(groups, batch_size=8, seed=3, epochs=10)
+    assert len(set(np.diff(ends).tolist())) > 1  # epochs differ in length
+    assert run.steps == ends[-1]
+    assert [step for step in range(1, run.steps + 1) if step in run.evaluation_steps] == (
+        ends[1::2].tolist()
+    )
+    assert run.reload_steps == (ends[3],)
+
+
+def test_a_length_in_epochs_of_class_balanced_is_a_multiple_of_its_epoch(tmp_path):
+    run = build(tiny(tmp_path, steps="2.5 epochs"))
+    assert run.steps == round(2.5 * (32 // 8))
+
+
+def test_class_balanced_takes_all_classes_and_the_note_says_so(tmp_path):
+    sampler = {"name": "class_balanced", "classes": 30, "per_class": 2}
+    run = build(tiny(tmp_path, sampler=sampler))
+    assert run.batch_size == 4 * 2
+    assert run.sampler_note.startswith("a batch has all 4 classes instead of 30; ")
