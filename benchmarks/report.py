@@ -13,6 +13,7 @@ from evaluation import products, seconds
 
 from dmljax import metrics
 from dmljax.main import settle_environment, tune_cpu
+from dmljax.report import diagnosis_classes, diagnosis_items, projection
 
 
 def main() -> None:
@@ -45,20 +46,20 @@ def main() -> None:
     recalls = values["R@1"]
     scores = (recalls, values["MAP@R"], values["RP"], values["MRR"])
     step("interval, 4 scores", lambda: [metrics.interval(v, groups=labels) for v in scores])
-    step("class_table", lambda: metrics.class_table(x, labels, recalls, values["MAP@R"]))
-    step("confusions", lambda: metrics.confusions(labels, recalls, near.other))
-    step("hubs", lambda: metrics.hubs(near.nearest, labels))
+    step("class_table", lambda: diagnosis_classes.class_table(x, labels, recalls, values["MAP@R"]))
+    step("confusions", lambda: diagnosis_classes.confusions(labels, recalls, near.other))
+    step("hubs", lambda: diagnosis_items.hubs(near.nearest, labels))
     step(
         "suspected_labels",
-        lambda: metrics.suspected_labels(near, histograms, recalls, dimension=x.shape[1]),
+        lambda: diagnosis_items.suspected_labels(near, histograms, recalls, dimension=x.shape[1]),
     )
     own = near.own_similarity[near.own >= 0]
     threshold = float(np.quantile(own, 0.99))
-    step("near_duplicates", lambda: metrics.near_duplicates(x, labels, threshold=threshold))
+    step("near_duplicates", lambda: diagnosis_items.near_duplicates(x, labels, threshold=threshold))
     step("spectrum, rho_spectrum", lambda: (metrics.spectrum(x), metrics.rho_spectrum(x)))
     step("density", lambda: metrics.density(x, labels))
     if not arguments.no_map:
-        step("map_positions", lambda: metrics.map_positions(x, labels))
+        step("map_positions", lambda: projection.map_positions(x, labels))
     print(f"\nR@1 {np.nanmean(recalls):.3f}")
 
 

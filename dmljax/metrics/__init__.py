@@ -10,49 +10,37 @@
   scores allow to conclude.
 * Reports, `retrieval` and `clustering`, take embeddings and return a dict of scores.
 
-A new score is one function: pass it in `metric_fns`, beside the entries of `RANKING_FNS` or
-`CLUSTERING_FNS`, under the name that the report shows.
+A new score is one function: pass it in `metric_fns` under its display name, together with the
+entries of `RANKING_FNS` or `CLUSTERING_FNS`.
 """
 
 from dmljax.metrics import (
-    classes,
     clusters,
-    hubness,
     neighbors,
     open_set,
     pair_similarity,
-    projection,
     ranking,
     reports,
     significance,
     spread,
-    suspects,
 )
-from dmljax.metrics.classes import *  # noqa: F403
 from dmljax.metrics.clusters import *  # noqa: F403
-from dmljax.metrics.hubness import *  # noqa: F403
 from dmljax.metrics.neighbors import *  # noqa: F403
 from dmljax.metrics.open_set import *  # noqa: F403
 from dmljax.metrics.pair_similarity import *  # noqa: F403
-from dmljax.metrics.projection import *  # noqa: F403
 from dmljax.metrics.ranking import *  # noqa: F403
 from dmljax.metrics.reports import *  # noqa: F403
 from dmljax.metrics.significance import *  # noqa: F403
 from dmljax.metrics.spread import *  # noqa: F403
-from dmljax.metrics.suspects import *  # noqa: F403
 
 _MODULES = (
-    classes,
     clusters,
-    hubness,
     neighbors,
     open_set,
     pair_similarity,
-    projection,
     ranking,
     reports,
     spread,
     significance,
-    suspects,
 )
 __all__ = sorted(name for module in _MODULES for name in module.__all__)

@@ -19,9 +19,10 @@ __all__ = ["ami", "ari", "class_deviation", "nmi", "pairwise_f1"]
 
 
 def nmi(labels: Labels, assignment: Int[np.ndarray, "b"]) -> float:
-    """Normalized mutual information, NMI = 2 I / (H + H') (Manning et al., 2008, section 16.3).
+    """Computes the normalized mutual information NMI = 2 I / (H + H').
 
-    I is the mutual information of labels and clusters, H and H' are their entropies.
+    (Manning et al., 2008, section 16.3.) I is the mutual information of labels and clusters, H and
+    H' are their entropies.
 
     >>> labels, assignment = np.array([0, 0, 1, 1]), np.array([0, 0, 1, 2])
     >>> round(metrics.nmi(labels, assignment), 3)
@@ -34,9 +35,10 @@ def nmi(labels: Labels, assignment: Int[np.ndarray, "b"]) -> float:
 
 
 def ami(labels: Labels, assignment: Int[np.ndarray, "b"]) -> float:
-    """Adjusted mutual information, AMI = (I - E[I]) / ((H + H') / 2 - E[I]) (Vinh et al., 2010).
+    """Computes the adjusted mutual information AMI = (I - E[I]) / ((H + H') / 2 - E[I]).
 
-    E[I] is the mean of the mutual information I over random partitions with the same sizes.
+    (Vinh et al., 2010.) E[I] is the mean of the mutual information I over random partitions with
+    the same sizes.
 
     >>> labels, assignment = np.array([0, 0, 1, 1]), np.array([0, 0, 1, 2])
     >>> round(metrics.ami(labels, assignment), 3)
@@ -52,10 +54,10 @@ def ami(labels: Labels, assignment: Int[np.ndarray, "b"]) -> float:
 
 
 def ari(labels: Labels, assignment: Int[np.ndarray, "b"]) -> float:
-    """Adjusted Rand index, ARI = (S - E) / ((P + P') / 2 - E) (Hubert & Arabie, 1985).
+    """Computes the adjusted Rand index ARI = (S - E) / ((P + P') / 2 - E).
 
-    P pairs of items share a label, P' share a cluster, S share both, and E = P P' / #pairs is the S
-    to expect by chance.
+    (Hubert & Arabie, 1985.) P pairs of items share a label, P' share a cluster, S share both, and E
+    = P P' / #pairs is the S to expect by chance.
 
     >>> labels, assignment = np.array([0, 0, 1, 1]), np.array([0, 0, 1, 2])
     >>> round(metrics.ari(labels, assignment), 3)
@@ -71,7 +73,7 @@ def ari(labels: Labels, assignment: Int[np.ndarray, "b"]) -> float:
 
 
 def pairwise_f1(labels: Labels, assignment: Int[np.ndarray, "b"]) -> float:
-    """F1 = 2 S / (P + P') over pairs of items (Manning et al., 2008, section 16.3).
+    """Computes F1 = 2 S / (P + P') over pairs of items (Manning et al., 2008, section 16.3).
 
     P pairs of items share a label, P' share a cluster, S share both: the harmonic mean of the
     precision S / P' and the recall S / P.
@@ -88,13 +90,13 @@ def pairwise_f1(labels: Labels, assignment: Int[np.ndarray, "b"]) -> float:
 
 
 def class_deviation(embeddings: Embeddings, labels: Labels) -> float:
-    """Deviation within classes relative to the deviation between them (Lin et al., 2018, table 4).
+    """Computes the deviation within classes divided by the deviation between them.
 
-    sqrt(sum_i |x_i - c(y_i)|^2 / sum_i |c(y_i) - m|^2), with the mean c(y) of a class and the mean
-    m of all embeddings. The paper reports it in percent, and does not give its formula: here
-    numerator and denominator add up to the squared deviations of all embeddings from m. 0 if all
-    items of a class are equal, infinite if all classes have the same mean, NaN if all items are
-    equal.
+    (Lin et al., 2018, table 4.) It is sqrt(sum_i |x_i - c(y_i)|^2 / sum_i |c(y_i) - m|^2), with the
+    mean c(y) of a class and the mean m of all embeddings. The paper reports it in percent, and does
+    not give its formula: here numerator and denominator add up to the squared deviations of all
+    embeddings from m. 0 if all items of a class are equal, infinite if all classes have the same
+    mean, NaN if all items are equal.
 
     >>> embeddings = np.array([[-1.0], [1.0], [3.0], [5.0]])
     >>> metrics.class_deviation(embeddings, np.array([0, 0, 1, 1]))
@@ -125,11 +127,11 @@ class _Contingency(NamedTuple):
 
     @property
     def is_one_to_one(self) -> bool:
-        """Whether labels and clusters are the same partition: the formulas may give 0 / 0 there."""
+        """True if labels and clusters are the same partition, for which formulas may give 0 / 0."""
         return len(self.cell_sizes) == len(self.class_sizes) == len(self.cluster_sizes)
 
     def information(self) -> float:
-        """Mutual information of labels and clusters, in nats."""
+        """Computes the mutual information of labels and clusters, in nats."""
         if len(self.class_sizes) == 1 or len(self.cluster_sizes) == 1:
             return 0.0
         n, sizes = self.items, self.cell_sizes
@@ -141,7 +143,7 @@ class _Contingency(NamedTuple):
         return (_entropy(self.class_sizes) + _entropy(self.cluster_sizes)) / 2
 
     def pairs(self) -> tuple[float, float, float]:
-        """Pairs of items that share label and cluster, that share the label, the cluster."""
+        """Counts the pairs of items that share label and cluster, the label, and the cluster."""
         sizes = self.cell_sizes, self.class_sizes, self.cluster_sizes
         same_both, same_class, same_cluster = (float(np.sum(m * (m - 1.0)) / 2) for m in sizes)
         return same_both, same_class, same_cluster
@@ -170,7 +172,7 @@ def _entropy(sizes: Int[np.ndarray, "c"]) -> float:
 def _expected_information(
     class_sizes: Int[np.ndarray, "c"], cluster_sizes: Int[np.ndarray, "k"]
 ) -> float:
-    """Mean mutual information of two random partitions with these sizes.
+    """Computes the mean mutual information of two random partitions with these sizes.
 
     It is a sum over pairs of a class and a cluster, and a term depends only on their sizes. Among
     thousands of classes few sizes are distinct, so each distinct pair of sizes is computed once.

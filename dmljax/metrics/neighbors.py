@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int, Integer
+from jaxtyping import Float, Int, Integer
 
 from dmljax import retrieval
-from dmljax.metrics.sides import Sides, sides, turns
+from dmljax.metrics.sides import Sides, counted, sides
 from dmljax.retrieval import Embeddings, Labels, SimilarityFn
 
-__all__ = ["Neighborhoods", "neighborhoods", "worst_queries"]
+__all__ = ["Neighborhoods", "neighborhoods"]
 
 _BLOCK = 1 << 22  # similarities of one class in memory at once
 
@@ -22,7 +22,7 @@ class Neighborhoods(NamedTuple):
 
     `nearest` are the k nearest items, best first, with their similarities. `own` is
     the nearest item of the query's class, `other` the nearest of another class. `positives` is the
-    number of items of the query's class. An unreadable query has no neighbors and no positives.
+    count of items of the query's class. An unreadable query has neither neighbors nor positives.
     """
 
     nearest: Int[np.ndarray, "q k"]
@@ -47,9 +47,9 @@ def neighborhoods(
     tile: int | None = None,
     devices: Sequence[Any] | None = None,
 ) -> Neighborhoods:
-    """The k nearest items of every query, the nearest of its class and the nearest of another.
+    """Finds the k nearest items of every query, the nearest of its class and that of another.
 
-    Items of the query's own group (not -1) are ignored, and so are rows that hold a NaN. `gallery`,
+    Items of the query's group (not -1) are ignored, and so are rows that hold a NaN. `gallery`,
     `similarity_fn`, `tile` and `devices` are as in `dmljax.retrieval`; the functions that
     compare similarities with `similarity_histograms` need the cosine. There are two searches at
     most: the nearest item of another class is searched where the k nearest hold none.
@@ -93,63 +93,37 @@ def neighborhoods(
     return near
 
 
-def worst_queries(
-    first: Integer[np.ndarray, "q"],
-    map_at_r: Float[np.ndarray, "q"],
-    labels: Labels,
-    *,
-    per_class: int | None = 3,
-) -> Int[np.ndarray, "m"]:
-    """Queries, worst first: by the rank of the first positive, then by MAP@R.
-
-    `first` is the rank of the first positive, from 1; 0 is a query without a positive, which is
-    left out. At most `per_class` queries of a label come, or all with None.
-
-    >>> first, map_at_r = np.array([1, 9, 9, 0]), np.array([1.0, 0.1, 0.0, np.nan])
-    >>> metrics.worst_queries(first, map_at_r, np.array([0, 0, 0, 1]), per_class=2)
-    array([2, 1])
-    """
-    first, codes = np.asarray(first), np.unique(np.asarray(labels), return_inverse=True)[1]
-    order = np.lexsort((np.arange(len(first)), map_at_r, -first.astype(np.int64)))
-    order = order[first[order] > 0]
-    if per_class is None:
-        return order
-    return order[turns(codes[order]) < per_class]
-
-
 def counted_nearest(
     search: Sides, nearest_fn: Callable, *, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The k nearest items of every query among those that the protocol counts."""
+    """Returns the k nearest items of every query among those that the protocol counts."""
     queries, items = search.queries, search.gallery
-    options: dict[str, Any] = {"k": k}
-    if (queries.groups >= 0).any():
-        options["groups"] = queries.groups
-        if not search.within:
-            options["gallery_groups"] = items.groups
-    return nearest_fn(queries.vectors, None if search.within else items.vectors, **options)
+    if search.within:
+        return nearest_fn(queries.vectors, k=k, groups=queries.groups)
+    groups = {"groups": queries.groups, "gallery_groups": items.groups}
+    return nearest_fn(queries.vectors, items.vectors, k=k, **groups)
 
 
 def _nearest_other(
     search: Sides, nearest_fn: Callable, indices: np.ndarray, similarities: np.ndarray
 ) -> tuple[Int[np.ndarray, "q 1"], Float[np.ndarray, "q 1"]]:
-    """The nearest item of another class: the first among the nearest, or else by a search."""
+    """Finds the nearest item of another class among the nearest items, or else by a search."""
     queries, items = search.queries, search.gallery
     is_other = (indices >= 0) & (items.codes[indices] != queries.codes[:, None])
-    place = np.argmax(is_other, axis=1)[:, None]
-    others = np.take_along_axis(indices, place, axis=1)
-    other_similarities = np.take_along_axis(similarities, place, axis=1)
+    first = np.argmax(is_other, axis=1)[:, None]
+    others = np.take_along_axis(indices, first, axis=1)
+    other_similarities = np.take_along_axis(similarities, first, axis=1)
     others[~is_other.any(axis=1)] = -1
     is_complete = (indices[:, -1] < 0) | (indices.shape[1] >= len(items.rows) - search.within)
     rows = np.flatnonzero((others[:, 0] < 0) & ~is_complete)
     if len(rows):
-        # A query has the class of its own entry in the gallery, which is so left out.
+        # The query itself, an item of the gallery, is of its class, and so it is left out.
         others[rows], other_similarities[rows] = nearest_fn(
             queries.vectors[rows],
             items.vectors,
             k=1,
-            groups=np.stack([queries.codes[rows], queries.groups[rows]], axis=1),
-            gallery_groups=np.stack([items.codes, items.groups], axis=1),
+            groups=np.column_stack([queries.codes, queries.groups])[rows],
+            gallery_groups=np.column_stack([items.codes, items.groups]),
         )
     return others, other_similarities
 
@@ -157,7 +131,7 @@ def _nearest_other(
 def _nearest_own(
     search: Sides, similarity_fn: SimilarityFn
 ) -> tuple[Int[np.ndarray, "q 1"], Float[np.ndarray, "q 1"], Int[np.ndarray, "q"]]:
-    """The nearest item of the query's class, its similarity, and the number of such items."""
+    """Finds the nearest item of the query's class, its similarity, and counts such items."""
     queries, items = search.queries, search.gallery
     center = jnp.asarray(items.vectors.mean(axis=0))
     vectors, offsets = map(np.asarray, similarity_fn(jnp.asarray(queries.vectors), center))
@@ -170,7 +144,7 @@ def _nearest_own(
     for rows, columns in class_blocks(queries.codes, items.codes):
         products = vectors[rows] @ others[columns].T
         products += offsets[rows, None] + other_offsets[columns]
-        counts = counted(search, rows, columns)
+        counts = counted(queries.take(rows), items.take(columns))
         products[~counts] = -np.inf
         best = np.argmax(products, axis=1)
         indices[rows, 0] = np.where(counts.any(axis=1), columns[best], -1)
@@ -182,7 +156,7 @@ def _nearest_own(
 def class_blocks(
     query_codes: Int[np.ndarray, "q"], item_codes: Int[np.ndarray, "n"]
 ) -> Iterator[tuple[Int[np.ndarray, "r"], Int[np.ndarray, "m"]]]:
-    """Queries and items of each class, ascending; a large class comes in several blocks."""
+    """Yields queries and items of each class, ascending; a large class comes in several blocks."""
     query_order = np.argsort(query_codes, kind="stable")
     item_order = np.argsort(item_codes, kind="stable")
     classes = np.intersect1d(query_codes, item_codes)
@@ -198,17 +172,6 @@ def class_blocks(
             yield query_order[start : min(start + height, last)], columns
 
 
-def counted(
-    search: Sides, rows: Int[np.ndarray, "r"], columns: Int[np.ndarray, "m"]
-) -> Bool[np.ndarray, "r m"]:
-    """Which pairs of these queries and items the protocol counts."""
-    own, others = search.queries.groups[rows], search.gallery.groups[columns]
-    counts = (own[:, None] != others[None]) | (own < 0)[:, None]
-    if search.within:
-        counts &= rows[:, None] != columns[None]
-    return counts
-
-
 def _fill(
     items: Int[np.ndarray, "q k"],
     values: Float[np.ndarray, "q k"],
@@ -216,8 +179,8 @@ def _fill(
     indices: Integer[np.ndarray, "r j"],
     similarities: Float[np.ndarray, "r j"],
 ) -> None:
-    """Writes neighbors of readable items under the numbers of the input."""
+    """Writes neighbors of readable items under the indices of the input."""
     rows, columns = np.nonzero(indices >= 0)
-    places = search.queries.rows[rows]
-    items[places, columns] = search.gallery.rows[indices[rows, columns]]
-    values[places, columns] = similarities[rows, columns]
+    queries = search.queries.rows[rows]
+    items[queries, columns] = search.gallery.rows[indices[rows, columns]]
+    values[queries, columns] = similarities[rows, columns]

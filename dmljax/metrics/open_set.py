@@ -17,13 +17,12 @@ from dmljax.metrics.pair_similarity import (
     similarity_at_share,
     threshold_at_fmr,
 )
-from dmljax.metrics.sides import sides
+from dmljax.metrics.sides import counted, sides
 from dmljax.retrieval import Embeddings, Labels
 from dmljax.retrieval.tiles import choose_side
 
 __all__ = [
     "ClassHistograms",
-    "StrangerRates",
     "class_histograms",
     "class_thresholds",
     "opis",
@@ -59,10 +58,10 @@ def class_histograms(
     bins: int = 1024,
     tile: int = 1024,
 ) -> ClassHistograms:
-    """The cosines of the pairs of each class, as `similarity_histograms` does for all.
+    """Counts the cosines of the pairs of each class, as `similarity_histograms` does for all.
 
     Without a gallery, each query is paired with every other one, so that a pair of two classes
-    counts for both. Memory: two numbers for each class and bin, beside copies of the embeddings.
+    counts for both. Memory: two counts for each class and bin, and copies of the embeddings.
 
     >>> embeddings = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 2.0]])
     >>> histograms = metrics.class_histograms(embeddings, np.array([0, 1, 1]), bins=4)
@@ -81,9 +80,7 @@ def class_histograms(
             columns = items.take(slice(j, j + side))
             places = bins_of(padded_products(rows.vectors, columns.vectors, side), bins)
             same = rows.codes[:, None] == columns.codes[None]
-            where = (rows.groups[:, None] != columns.groups[None]) | (rows.groups < 0)[:, None]
-            if search.within:
-                where &= rows.rows[:, None] != columns.rows[None]
+            where = counted(rows, columns)
             places += bins * (2 * np.arange(len(rows.rows))[:, None] + ~same)
             of_row += np.bincount(places[where], minlength=len(of_row))
         np.add.at(counts, rows.codes, of_row.reshape(-1, 2, bins))
@@ -92,7 +89,7 @@ def class_histograms(
 
 
 def class_thresholds(histograms: ClassHistograms, fmr: float) -> Float[np.ndarray, "c"]:
-    """For each class, the cosine that the share `fmr` of its pairs with other classes reaches.
+    """Returns the cosine that the fraction `fmr` of a class's pairs with other classes reaches.
 
     It is exact to a bin; NaN for a class without such pairs.
 
@@ -110,14 +107,14 @@ def class_thresholds(histograms: ClassHistograms, fmr: float) -> Float[np.ndarra
 
 
 def opis(histograms: ClassHistograms, *, fmrs: tuple[float, float] = (1e-2, 1e-1)) -> float:
-    """The operating-point-inconsistency score: how differently one threshold suits the classes.
+    """Computes how differently one threshold suits the classes, the operating-point inconsistency.
 
     OPIS = 1/(b - a) integral_a^b mean_i (U_i(d) - mean_j U_j(d))^2 dd over distances d of unit
     vectors (Zhang et al., "Threshold-Consistent Margin Loss for Open-World Deep Metric Learning",
-    ICLR 2024), where U_i(d) is the harmonic mean of the share of the class's own pairs within d and
-    the share of its pairs with other classes beyond d. From a to b, the share of all pairs of two
-    classes within d grows from the first of `fmrs` to the second. It is 0 if a threshold suits all
-    classes equally well. Classes without a pair of their own are left out.
+    ICLR 2024), where U_i(d) is the harmonic mean of the fraction of pairs within the class that lie
+    within d and the fraction of its pairs with other classes beyond d. From a to b, the fraction of
+    all pairs of two classes within d grows from the first of `fmrs` to the second. It is 0 if a
+    threshold suits all classes equally well. Classes without a pair of their own are left out.
 
     >>> positives, negatives = np.array([[0, 2], [2, 0]]), np.array([[90, 10], [90, 10]])
     >>> metrics.opis(metrics.ClassHistograms(np.arange(2), positives, negatives), fmrs=(0.1, 0.2))
@@ -148,9 +145,9 @@ def opis(histograms: ClassHistograms, *, fmrs: tuple[float, float] = (1e-2, 1e-1
 
 
 class StrangerRates(NamedTuple):
-    """What a least cosine does to queries; `known` are those whose class is in the gallery.
+    """The effects of a threshold; `known` queries are those whose class is in the gallery.
 
-    `known_found` is the share of the known queries that pass and whose nearest item is of their
+    `known_found` is the fraction of the known queries that pass and whose nearest item is of their
     class.
     """
 
@@ -160,7 +157,7 @@ class StrangerRates(NamedTuple):
 
 
 def stranger_rates(near: Neighborhoods, threshold: float) -> StrangerRates:
-    """The shares of known queries and of strangers that a least cosine refuses.
+    """Computes the fractions of known queries and of strangers that a threshold refuses.
 
     A query is refused if its nearest item is below the threshold: "not in the collection". The
     rates are those of open-set identification (ISO/IEC 19795-1: the false-positive identification
@@ -186,7 +183,7 @@ def stranger_rates(near: Neighborhoods, threshold: float) -> StrangerRates:
 
 
 def threshold_at_refusal(near: Neighborhoods, known_refused: float) -> float:
-    """The largest cosine that refuses at most the share `known_refused` of the known queries.
+    """Returns the largest threshold that refuses at most this fraction of the known queries.
 
     >>> embeddings = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.5, 1.0]])
     >>> near = metrics.neighborhoods(embeddings, np.array([0, 0, 1, 1]))

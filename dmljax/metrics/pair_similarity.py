@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Integer
 
-from dmljax.metrics.sides import Side, sides
+from dmljax.metrics.sides import Side, counted, sides
 from dmljax.retrieval import Embeddings, Labels
 from dmljax.retrieval.tiles import choose_side
 
@@ -18,7 +18,6 @@ __all__ = [
     "fmr_at",
     "fnmr_at",
     "offered_fmrs",
-    "similarity_at_share",
     "similarity_histograms",
     "threshold_at_fmr",
     "uniformity",
@@ -59,7 +58,7 @@ def similarity_histograms(
     bins: int = 2048,
     tile: int = 1024,
 ) -> SimilarityHistograms:
-    """Exact histograms of the cosine of all pairs: of one class, and of different classes.
+    """Counts the cosines of all pairs, exactly: of one class, and of different classes.
 
     Without a gallery, the pairs are the unordered pairs of items; with one, each query is paired
     with each gallery item. A pair of one group (not -1) is ignored, and so is a row that holds a
@@ -104,7 +103,7 @@ def check_bins(bins: int, tile: int) -> None:
 def padded_products(
     rows: Float[np.ndarray, "b d"], columns: Float[np.ndarray, "n d"], side: int
 ) -> Float[np.ndarray, "b n"]:
-    """All scalar products. Both sides are padded to `side` rows, so that one shape is compiled."""
+    """Computes all scalar products. Padding to `side` rows lets one shape be compiled."""
     products = np.asarray(_products(_pad_rows(rows, side), _pad_rows(columns, side)))
     return products[: len(rows), : len(columns)]
 
@@ -115,14 +114,14 @@ def _products(rows: Float[Array, "b d"], columns: Float[Array, "n d"]) -> Float[
 
 
 def _pad_rows(vectors: np.ndarray, side: int) -> np.ndarray:
-    """The vectors with zero rows up to `side`."""
+    """Pads the vectors with zero rows up to `side`."""
     if len(vectors) == side:
         return vectors
     return np.pad(vectors, ((0, side - len(vectors)), (0, 0)))
 
 
 def bins_of(similarities: np.ndarray, bins: int) -> Int[np.ndarray, "..."]:
-    """The bin of each cosine. Multiplying by a power of two is exact, and so is the floor."""
+    """Returns the bin of each cosine. A product with a power of two is exact, and so is floor."""
     scaled = np.multiply(similarities, np.float32(bins // 2))
     np.floor(scaled, out=scaled)
     places = scaled.astype(np.int64)
@@ -135,26 +134,22 @@ def _count(similarities: np.ndarray, bins: int) -> Int[np.ndarray, "bins"]:
 
 
 def _equal(rows: np.ndarray, columns: np.ndarray) -> np.ndarray | None:
-    """Which pairs of sorted codes are equal, or None if none can be."""
+    """Returns which pairs of sorted codes are equal, or None if none can be."""
     if rows[-1] < columns[0] or columns[-1] < rows[0]:
         return None
     return rows[:, None] == columns[None]
 
 
 def _counted(rows: Side, columns: Side, *, is_diagonal: bool) -> np.ndarray | None:
-    """Which pairs count, or None if all do."""
-    shared = np.intersect1d(rows.groups, columns.groups)
-    ignored = None
-    if (shared >= 0).any():
-        ignored = (rows.groups[:, None] == columns.groups[None]) & (rows.groups >= 0)[:, None]
-    if is_diagonal:  # each unordered pair once, and no item with itself
-        above = np.triu(np.ones((len(rows.rows), len(columns.rows)), bool), 1)
-        return above if ignored is None else above & ~ignored
-    return None if ignored is None else ~ignored
+    """Returns the pairs that count, or None if all do."""
+    if not len(np.intersect1d(rows.groups, columns.groups)):
+        return None
+    where = counted(rows, columns)
+    return np.triu(where, 1) if is_diagonal else where  # each unordered pair once
 
 
 def fmr_at(histograms: SimilarityHistograms, threshold: float) -> float:
-    """FMR(t) = share of the pairs of different classes with s >= t (ISO/IEC 19795-1).
+    """Computes FMR(t), the fraction of pairs of different classes with s >= t (ISO/IEC 19795-1).
 
     `threshold` is rounded up to the next edge of a bin. Large classes have more pairs, by the
     square of their size.
@@ -167,7 +162,7 @@ def fmr_at(histograms: SimilarityHistograms, threshold: float) -> float:
 
 
 def fnmr_at(histograms: SimilarityHistograms, threshold: float) -> float:
-    """FNMR(t) = share of the pairs of one class with s < t (ISO/IEC 19795-1).
+    """Computes FNMR(t), the fraction of pairs of one class with s < t (ISO/IEC 19795-1).
 
     `threshold` is rounded up to the next edge of a bin.
 
@@ -179,7 +174,7 @@ def fnmr_at(histograms: SimilarityHistograms, threshold: float) -> float:
 
 
 def threshold_at_fmr(histograms: SimilarityHistograms, fmr: float) -> float:
-    """The smallest edge of a bin at which FMR <= `fmr`: accept a pair from this cosine on.
+    """Returns the smallest edge of a bin with FMR <= `fmr`: accept a pair from this cosine on.
 
     >>> histograms = metrics.SimilarityHistograms(np.array([0, 9]), np.array([900, 100]))
     >>> metrics.threshold_at_fmr(histograms, 0.1)
@@ -207,7 +202,7 @@ def offered_fmrs(
     histograms: SimilarityHistograms,
     fmrs: Sequence[float] = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6),
 ) -> tuple[float, ...]:
-    """Those `fmrs` that a threshold reaches and at which at least 10 pairs are expected to pass.
+    """Returns the `fmrs` that a threshold reaches and at which 10 or more pairs should pass.
 
     >>> histograms = metrics.SimilarityHistograms(np.array([0, 9]), np.array([995, 5]))
     >>> metrics.offered_fmrs(histograms)
@@ -220,13 +215,9 @@ def offered_fmrs(
 def similarity_at_share(
     histograms: SimilarityHistograms, shares: Float[np.ndarray, "..."]
 ) -> Float[np.ndarray, "..."]:
-    """The cosine that each share of the pairs of different classes reaches, exact to a bin.
+    """Returns the cosine that a fraction of the pairs of different classes reaches, to a bin.
 
     Within a bin, pairs are taken as evenly spread. NaN without such pairs.
-
-    >>> histograms = metrics.SimilarityHistograms(np.array([0, 9]), np.array([900, 100]))
-    >>> metrics.similarity_at_share(histograms, np.array([0.1, 0.05]))
-    array([0. , 0.5])
     """
     shares = np.asarray(shares, np.float64)
     counts = histograms.negatives[::-1]
@@ -244,9 +235,10 @@ def similarity_at_share(
 
 
 def alignment(histograms: SimilarityHistograms) -> float:
-    """mean |x - x'|^2 over the pairs of one class (Wang & Isola, 2020): smaller is closer.
+    """Computes mean |x - x'|^2 over the pairs of one class; smaller is closer.
 
-    |x - x'|^2 = 2 - 2s for unit vectors, so that the mean is a sum over bins, exact to their width.
+    (Wang & Isola, 2020.) |x - x'|^2 = 2 - 2s for unit vectors, so that the mean is a sum over bins,
+    exact to their width.
 
     >>> histograms = metrics.SimilarityHistograms(np.array([0, 0, 0, 8]), np.array([0, 4, 4, 0]))
     >>> metrics.alignment(histograms)
@@ -260,9 +252,9 @@ def alignment(histograms: SimilarityHistograms) -> float:
 
 
 def uniformity(histograms: SimilarityHistograms) -> float:
-    """log mean exp(-2 |x - x'|^2) over all pairs (Wang & Isola, 2020): smaller is more even.
+    """Computes log mean exp(-2 |x - x'|^2) over all pairs; smaller is more even.
 
-    It is 0 if all embeddings are equal.
+    (Wang & Isola, 2020.) It is 0 if all embeddings are equal.
 
     >>> histograms = metrics.SimilarityHistograms(np.array([0, 0, 0, 8]), np.array([0, 4, 4, 0]))
     >>> round(metrics.uniformity(histograms), 2)
@@ -285,12 +277,12 @@ def _check_histograms(histograms: SimilarityHistograms) -> None:
 
 
 def _bin_from(histograms: SimilarityHistograms, threshold: float) -> int:
-    """The first bin whose lower edge is at least `threshold`."""
+    """Returns the first bin whose lower edge is at least `threshold`."""
     bins = len(histograms.positives)
     return int(np.clip(np.ceil((threshold + 1) / 2 * bins - 1e-9), 0, bins))
 
 
 def _share(counts: Int[np.ndarray, "bins"], first: int) -> float:
-    """The share of the pairs in the bins from `first` on; NaN without pairs."""
+    """Returns the fraction of pairs in the bins from `first` on; NaN without pairs."""
     pairs = counts.sum()
     return float(counts[first:].sum() / pairs) if pairs else float("nan")

@@ -20,7 +20,7 @@ __all__ = [
 
 
 def recall_at_k(ranks: Int[np.ndarray, "q r"], *, k: int) -> Float[np.ndarray, "q"]:
-    """R@K = [rank_1 <= K]: 1 if a positive is among the first K items (Jegou et al., 2011).
+    """Computes R@K = [rank_1 <= K]: 1 if a positive is among the first K (Jegou et al., 2011).
 
     >>> ranks = np.array([[1, 3], [4, 0]])  # two positives at ranks 1 and 3; one at rank 4
     >>> metrics.recall_at_k(ranks, k=2)
@@ -32,7 +32,7 @@ def recall_at_k(ranks: Int[np.ndarray, "q r"], *, k: int) -> Float[np.ndarray, "
 
 
 def precision_at_1(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
-    """P@1 = [rank_1 = 1]: 1 if the first item is a positive. The same as R@1.
+    """Computes P@1 = [rank_1 = 1]: 1 if the first item is a positive. It equals R@1.
 
     >>> ranks = np.array([[1, 3], [4, 0]])  # two positives at ranks 1 and 3; one at rank 4
     >>> metrics.precision_at_1(ranks)
@@ -42,9 +42,9 @@ def precision_at_1(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
 
 
 def r_precision(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
-    """RP = #{j: rank_j <= R} / R (Manning et al., 2008, section 8.4; Musgrave et al., 2020).
+    """Computes RP = #{j: rank_j <= R} / R, the fraction of positives among the first R items.
 
-    The share of positives among the first R items.
+    (Manning et al., 2008, section 8.4; Musgrave et al., 2020.)
 
     >>> ranks = np.array([[1, 3], [4, 0]])  # two positives at ranks 1 and 3; one at rank 4
     >>> metrics.r_precision(ranks)
@@ -55,7 +55,7 @@ def r_precision(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
 
 
 def map_at_r(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
-    """MAP@R = (1 / R) sum_j [rank_j <= R] j / rank_j (Musgrave et al., 2020).
+    """Computes MAP@R = (1 / R) sum_j [rank_j <= R] j / rank_j (Musgrave et al., 2020).
 
     Average precision in which a positive behind the first R items counts as 0.
 
@@ -68,7 +68,7 @@ def map_at_r(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
 
 
 def average_precision(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
-    """AP = (1 / R) sum_j j / rank_j (Manning et al., 2008, section 8.4).
+    """Computes AP = (1 / R) sum_j j / rank_j (Manning et al., 2008, section 8.4).
 
     The mean of the precision at each positive. Its mean over the queries is mAP.
 
@@ -81,7 +81,7 @@ def average_precision(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
 
 
 def reciprocal_rank(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
-    """RR = 1 / rank_1 (Voorhees, 1999). The mean over the queries is MRR.
+    """Computes RR = 1 / rank_1 (Voorhees, 1999). The mean over the queries is MRR.
 
     >>> ranks = np.array([[1, 3], [4, 0]])  # two positives at ranks 1 and 3; one at rank 4
     >>> metrics.reciprocal_rank(ranks)
@@ -91,7 +91,7 @@ def reciprocal_rank(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
 
 
 def map_at_k(ranks: Int[np.ndarray, "q r"], *, k: int) -> Float[np.ndarray, "q"]:
-    """AP@K = (1 / R) sum_j [rank_j <= K] j / rank_j: average precision cut at depth K.
+    """Computes AP@K = (1 / R) sum_j [rank_j <= K] j / rank_j, average precision with cutoff K.
 
     The sum is divided by R even if R is larger than K, as in pytorch-metric-learning (Musgrave et
     al., 2020, arXiv:2008.09164). Its "max_bin_count" is the largest R of all queries; where all R
@@ -107,7 +107,7 @@ def map_at_k(ranks: Int[np.ndarray, "q r"], *, k: int) -> Float[np.ndarray, "q"]
 
 
 def reciprocal_rank_at_k(ranks: Int[np.ndarray, "q r"], *, k: int) -> Float[np.ndarray, "q"]:
-    """RR@K = [rank_1 <= K] / rank_1: the reciprocal rank, or 0 if it is deeper than K.
+    """Computes RR@K = [rank_1 <= K] / rank_1: the reciprocal rank, or 0 beyond the cutoff K.
 
     >>> ranks = np.array([[1, 3], [4, 0]])  # two positives at ranks 1 and 3; one at rank 4
     >>> metrics.reciprocal_rank_at_k(ranks, k=3)
@@ -132,7 +132,7 @@ def _check_ranks(ranks: Int[np.ndarray, "q r"]) -> None:
 
 
 def _first_ranks(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
-    """Rank of the best positive, NaN where there is none."""
+    """Returns the rank of the best positive, NaN if there is none."""
     _check_ranks(ranks)
     if ranks.shape[1] == 0:
         return np.full(len(ranks), np.nan)
@@ -142,7 +142,7 @@ def _first_ranks(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
 def _within_r(
     ranks: Int[np.ndarray, "q r"],
 ) -> tuple[Bool[np.ndarray, "q r"], Int[np.ndarray, "q"]]:
-    """Which positives are among the first R items, and R."""
+    """Returns which positives are among the first R items, and R."""
     _check_ranks(ranks)
     is_rank = ranks > 0
     counts = is_rank.sum(axis=1)
@@ -150,10 +150,10 @@ def _within_r(
 
 
 def _precisions(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q r"]:
-    """j / rank_j, and 0 for padding."""
+    """Computes j / rank_j, and 0 for padding."""
     return np.arange(1, ranks.shape[1] + 1) / np.where(ranks > 0, ranks, np.inf)
 
 
 def divide(totals: np.ndarray, counts: np.ndarray) -> Float[np.ndarray, "..."]:
-    """totals / counts, NaN where the count is 0."""
+    """Computes totals / counts, NaN where the count is 0."""
     return np.divide(totals, counts, out=np.full(np.shape(counts), np.nan), where=counts > 0)

@@ -1,4 +1,4 @@
-"""Reports: every score of embeddings at once, as a dict from the shown name to the number.
+"""Reports: every score of embeddings at once, as a dict from the display name to the value.
 
 The arguments of a search (`gallery`, `gallery_labels`, `similarity_fn`, `tile`, `devices`) are as
 in `dmljax.retrieval`. A query without a positive counts in no score.
@@ -26,8 +26,6 @@ __all__ = [
     "LESS_IS_BETTER",
     "RANKING_FNS",
     "SCIKIT_LEARN_KMEANS",
-    "ClusteringFn",
-    "RankingFn",
     "clustering",
     "per_query",
     "retrieval",
@@ -55,9 +53,9 @@ _SHOWN_NAMES = {
 
 
 def shown_name(name: str, options: Mapping[str, Any] = MappingProxyType({})) -> str:
-    """The name under which reports show a function of this package, given its keyword arguments.
+    """Returns the display name of a function of this package, given its keyword arguments.
 
-    A function from elsewhere ('my_package.my_module:my_metric') is shown by its own name.
+    The display name of another function ('my_package.my_module:my_metric') is its name.
 
     >>> metrics.shown_name("recall_at_k", {"k": 1}), metrics.shown_name("my_module:spread")
     ('R@1', 'spread')
@@ -84,7 +82,7 @@ RANKING_FNS: Mapping[str, RankingFn] = MappingProxyType(
         )
     }
 )
-# The options of k-means that scikit-learn has by default, for scores beside published ones.
+# The default options of k-means in scikit-learn, for comparison with published scores.
 SCIKIT_LEARN_KMEANS: Mapping[str, Any] = MappingProxyType(
     {"trials": None, "iterations": 300, "tolerance": 1e-4}
 )
@@ -95,9 +93,9 @@ CLUSTERING_FNS: Mapping[str, ClusteringFn] = MappingProxyType(
     }
 )
 
-_SCORED = "is scored"  # a name beside the shown ones: NaN for a query without a positive
+_SCORED = "is scored"  # not a display name: NaN for a query without a positive
 
-# Shown names of the scores for which lower is better.
+# Display names of the scores for which lower is better.
 LESS_IS_BETTER = frozenset({"class_deviation"})
 
 
@@ -119,9 +117,9 @@ def retrieval(
     share: tuple[int, int] | None = None,
     sum_fn: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> dict[str, Any]:
-    """The means of `per_query` over the queries that have a positive.
+    """Computes the means of `per_query` over the queries that have a positive.
 
-    'without_positive' is the number of the other queries.
+    'without_positive' is the count of the other queries.
 
     With `average="classes"`, the mean over classes of the mean of each class's queries: a large
     class weighs as much as a small one.
@@ -198,12 +196,12 @@ def per_query(
     devices: Sequence[Any] | None = None,
     share: tuple[int, int] | None = None,
 ) -> dict[str, Float[np.ndarray, "q"]]:
-    """The retrieval scores of every query, NaN for a query without a positive.
+    """Computes the retrieval scores of every query, NaN for a query without a positive.
 
-    `ks` are the K of R@K. `metric_fns` are the other scores: shown name -> function of `ranks
+    `ks` are the K of R@K. `metric_fns` are the other scores: display name -> function of `ranks
     [q r]`, called once for every block of queries. A function with a keyword argument `labels` also
     gets the labels `[q]` of these queries. With `groups` (and `gallery_groups`), items of
-    the query's own group are left out of its ranking; -1 is no group. With `share=(i, n)` only the
+    the query's group are left out of its ranking; -1 means no group. With `share=(i, n)` only the
     i-th of n parts of the queries is ranked, and the others are NaN.
 
     >>> embeddings = np.array([[0.0], [1.0], [2.5], [9.0]])
@@ -236,7 +234,7 @@ def per_query(
 def values_of_queries(
     blocks: Iterable[Ranks], labels: Int[np.ndarray, "q"], score_fns: Mapping[str, RankingFn]
 ) -> dict[str, Float[np.ndarray, "q"]]:
-    """The values of functions of ranks, NaN for a query in no block: it has no positive."""
+    """Computes functions of ranks, NaN for a query without a positive, which is in no block."""
     sees_labels = {
         name for name, fn in score_fns.items() if "labels" in inspect.signature(fn).parameters
     }
@@ -262,11 +260,11 @@ def clustering(
     seeds: Sequence[int] = (0, 1, 2),
     **kmeans_options: Any,
 ) -> dict[str, float]:
-    """Scores of k-means with as many clusters as there are labels: mean and deviation over seeds.
+    """Computes scores of k-means with one cluster per label: mean and std over seeds.
 
-    `metric_fns`: shown name -> function of (labels, assignment). `seeds` seed k-means; 'NMI_std' is
-    the standard deviation of 'NMI' over them. All other arguments, such as `starts`, `iterations`
-    and `devices`, are those of `retrieval.kmeans`, with its defaults.
+    `metric_fns`: display name -> function of (labels, assignment). `seeds` seed k-means; 'NMI_std'
+    is the standard deviation of 'NMI' over them. All other arguments, such as `starts`,
+    `iterations` and `devices`, are passed to `retrieval.kmeans`.
 
     Published numbers are the score of scikit-learn's KMeans with
     n_init=10, which is 0.5 to 1.3 points above the mean of single starts: `seeds=(0,), starts=10,
@@ -298,7 +296,7 @@ def clustering(
 def _summed(
     values: dict[str, np.ndarray], is_scored: np.ndarray, sum_fn: Callable[[np.ndarray], np.ndarray]
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The scores of all queries, joined from the shares of all processes."""
+    """Joins the scores of all queries from the shares of all processes."""
     rows = np.stack([is_scored, *values.values()]).astype(np.float64)
     total = sum_fn(np.where(is_scored, rows, 0))
     is_scored = total[0] > 0

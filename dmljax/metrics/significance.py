@@ -20,13 +20,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 __all__ = [
-    "AVERAGES",
-    "Comparison",
-    "Difference",
-    "Estimate",
-    "McNemar",
     "average",
-    "bootstrap_means",
     "compare",
     "expected_best",
     "fold_difference",
@@ -66,7 +60,7 @@ def level_text(level: float = LEVEL) -> str:
 def average(
     values: Float[np.ndarray, "q"], labels: Integer[np.ndarray, "q"], *, over: str = "queries"
 ) -> float:
-    """The mean of `values` over the queries, or over classes the mean of each class's mean.
+    """Computes the mean of `values` over the queries, or over classes the mean of class means.
 
     NaN (a query without a positive) is dropped. With `over="classes"`, a large class weighs as much
     as a small one.
@@ -97,10 +91,11 @@ def interval(
     samples: int = 1000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Bootstrap percentile interval of the mean of `values` (Efron, 1979), such as `per_query`'s.
+    """Computes the bootstrap percentile interval of the mean of `values` (Efron, 1979).
 
     Draws n of the n values with replacement, `samples` times, and returns the quantiles of the
-    means between which the share `level` of them lies. NaN (a query without a positive) is dropped.
+    means between which the fraction `level` of them lies. NaN (a query without a positive) is
+    dropped.
 
     With `groups`, such as the labels of the queries, whole groups are drawn (Field & Welsh, 2007):
     theta = sum_c w_c S_c / sum_c w_c n_c, w ~ Multinomial(C; 1/C, ..., 1/C), where S_c is the sum
@@ -120,7 +115,7 @@ def interval(
 
 
 def limits(means: Float[np.ndarray, "samples"], level: float) -> tuple[float, float]:
-    """The quantiles between which the share `level` of the means lies; NaN without means."""
+    """Returns the quantiles that bound the fraction `level` of the means; NaN without means."""
     if not len(means):
         return float("nan"), float("nan")
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
@@ -135,13 +130,11 @@ def bootstrap_means(
     samples: int = 1000,
     seed: int = 0,
 ) -> Float[np.ndarray, "samples"]:
-    """The means from which `interval` takes its quantiles, empty where it gives NaN.
+    """Draws the means whose quantiles `interval` returns; none where it returns NaN.
 
     The draws depend only on `seed`, `samples` and the groups, so two scores of the same queries get
     the same draws.
 
-    >>> metrics.bootstrap_means(np.array([0.0, 1.0, 1.0, 1.0]), samples=3)
-    array([1.  , 0.25, 0.75])
     """
     if samples < 1:
         raise ValueError(f"samples={samples} must be at least 1, such as 1000")
@@ -176,7 +169,7 @@ def bootstrap_means(
 
 
 def interval_note(groups: Integer[np.ndarray, "n"]) -> str:
-    """A note to show beside an interval over these groups; empty where there are enough.
+    """Returns a note about an interval over these groups; empty if there are enough.
 
     >>> metrics.interval_note(np.arange(12))
     'only 12 classes: the range is rough'
@@ -214,12 +207,12 @@ def compare(
     """Compares two runs by the differences v_i - v'_i of their values on the same queries.
 
     The difference is the mean over the queries, or with `over="classes"` the mean over `groups`,
-    the labels of the queries (`average`). The interval is the `interval` over `groups`. The
-    verdict says whether it contains 0. The p-value is twice the smaller share of the bootstrap
-    means on one side of 0 (Efron & Tibshirani, 1993), for `holm` if several runs are compared.
-    Queries with a NaN in either run are left out. With fewer than 8 groups, interval and p-value
-    are NaN, and the difference is not resolved. It compares two trained nets, not two methods: the
-    interval does not contain the spread over training seeds.
+    the labels of the queries (`average`). The interval is the `interval` over `groups`. The verdict
+    says whether it contains 0. The p-value is twice the smaller fraction of the bootstrap means on
+    one side of 0 (Efron & Tibshirani, 1993), for `holm` if several runs are compared. Queries with
+    a NaN in either run are left out. With fewer than 8 groups, interval and p-value are NaN, and
+    the difference is not resolved. It compares two trained nets, not two methods: the interval does
+    not contain the spread over training seeds.
 
     >>> values, labels = np.tile([1.0, 1.0, 0.0, 1.0], 10), np.arange(40) // 4
     >>> metrics.compare(values, values, groups=labels)
@@ -241,7 +234,7 @@ def compare(
 
 
 class McNemar(NamedTuple):
-    """How many queries only the first run has right, how many only the second, and the p-value."""
+    """Counts of queries that only the first or only the second run has right, and the p-value."""
 
     only_first: int
     only_second: int
@@ -249,7 +242,7 @@ class McNemar(NamedTuple):
 
 
 def mcnemar(right: Bool[np.ndarray, "q"], others: Bool[np.ndarray, "q"]) -> McNemar:
-    """The exact two-sided test of McNemar (1947): binomial of min(b, c) of b + c at 1/2.
+    """Runs the exact two-sided test of McNemar (1947): binomial of min(b, c) of b + c at 1/2.
 
     b queries are right only in the first run and c only in the second. It takes the queries as
     independent, although queries of one class are not: `compare` gives the verdict.
@@ -267,7 +260,7 @@ def mcnemar(right: Bool[np.ndarray, "q"], others: Bool[np.ndarray, "q"]) -> McNe
 
 
 class Estimate(NamedTuple):
-    """A mean over runs: `deviation` divides by n - 1; `low` and `high` bound its interval."""
+    """A mean over runs: the std `deviation` divides by n - 1; `low` and `high` bound the mean."""
 
     mean: float
     deviation: float
@@ -279,8 +272,8 @@ class Estimate(NamedTuple):
 class Difference(NamedTuple):
     """A mean difference, its interval, its two-sided p-value and its degrees of freedom.
 
-    `deviation` is the deviation of the differences if runs are paired. Otherwise it is the pooled
-    deviation of one run. If it is 0 or rounding, there is no test: it is 0, and the interval and
+    `deviation` is the standard deviation of the differences if runs are paired. Otherwise it is the
+    pooled one of a run. If it is a rounding error, nothing is tested: it is 0, and the interval and
     the p-value are NaN. Equal values do not say how much other runs would vary.
     """
 
@@ -294,9 +287,9 @@ class Difference(NamedTuple):
 
 
 def student_interval(values: Values, *, level: float = LEVEL) -> Estimate:
-    """Mean, deviation and Student's interval of the mean: m +- t(n - 1) s / sqrt(n).
+    """Computes mean, standard deviation and Student's interval: m +- t(n - 1) s / sqrt(n).
 
-    One value has no deviation and no interval: they are NaN.
+    For one value, standard deviation and interval are NaN.
 
     >>> estimate = metrics.student_interval([68.9, 69.4, 70.2])
     >>> [round(float(x), 2) for x in (estimate.mean, estimate.deviation, estimate.low)]
@@ -313,7 +306,7 @@ def student_interval(values: Values, *, level: float = LEVEL) -> Estimate:
 
 
 def paired_difference(a: Values, b: Values, *, level: float = LEVEL) -> Difference:
-    """Mean of a_i - b_i with Student's interval and p-value; runs a_i and b_i have the same seed.
+    """Tests the mean of a_i - b_i by Student; the runs a_i and b_i have the same seed.
 
     Pairing helps if runs with the same seed are correlated between the rows. It detects more than
     `welch_difference` from a correlation of 0.56 on for 3 runs, 0.28 for 5, and 0.12 for 10.
@@ -326,9 +319,9 @@ def paired_difference(a: Values, b: Values, *, level: float = LEVEL) -> Differen
 
 
 def welch_difference(a: Values, b: Values, *, level: float = LEVEL) -> Difference:
-    """Mean of a - mean of b with the interval and p-value of Welch (1947): independent runs.
+    """Tests the mean of a minus the mean of b by Welch (1947); the runs are independent.
 
-    The deviations of `a` and `b` may differ, and so may their numbers of runs.
+    The standard deviations of `a` and `b` may differ, and so may their counts of runs.
 
     >>> round(metrics.welch_difference([3.0, 5.0, 4.0], [2.0, 3.0, 3.5]).p, 3)
     0.188
@@ -348,7 +341,7 @@ def welch_difference(a: Values, b: Values, *, level: float = LEVEL) -> Differenc
 def fold_difference(
     a: Values, b: Values, *, test_per_train: float, level: float = LEVEL
 ) -> Difference:
-    """Mean of a_i - b_i over folds, with the corrected t of Nadeau and Bengio (2003).
+    """Tests the mean of a_i - b_i over folds by the corrected t of Nadeau and Bengio (2003).
 
     The training sets of folds overlap, so their scores are correlated, and the plain paired test
     rejects a true null too often. The corrected error is s_d sqrt(1 / k + test_per_train) with
@@ -368,7 +361,7 @@ def fold_difference(
 
 
 def holm(p_values: Values) -> list[float]:
-    """P-values adjusted for the number of comparisons (Holm, 1979).
+    """Adjusts p-values for the number of comparisons (Holm, 1979).
 
     The i-th smallest of m values is multiplied by m - i + 1. Adjusted values are in the same order
     as the given ones. A difference is significant if its adjusted value is below the level. NaN is
@@ -390,11 +383,11 @@ def holm(p_values: Values) -> list[float]:
 def visible_difference(
     deviation: float, *, n: int, level: float = LEVEL, power: float = 0.8, comparisons: int = 1
 ) -> float:
-    """The difference that a test of n against n independent runs detects with this power.
+    """Computes the difference that a test of n against n independent runs detects.
 
-    `deviation` is the deviation of one run. The test is two-sided and resolves a difference with
-    p <= (1 - `level`) / `comparisons` (Bonferroni). The value comes from the non-central t
-    distribution.
+    `deviation` is the standard deviation of one run, and `power` the probability to detect it. The
+    test is two-sided and resolves a difference with p <= (1 - `level`) / `comparisons`
+    (Bonferroni). The value comes from the non-central t distribution.
 
     >>> round(metrics.visible_difference(1.0, n=5), 2)
     2.02
@@ -407,9 +400,9 @@ def visible_difference(
 def visible_paired_difference(
     deviation: float, *, n: int, level: float = LEVEL, power: float = 0.8, comparisons: int = 1
 ) -> float:
-    """The difference that a test of n pairs of runs detects with this power.
+    """Computes the difference that a test of n pairs of runs detects with this power.
 
-    `deviation` is the deviation of the differences. If one run has the deviation s, and runs of a
+    `deviation` is the standard deviation of the differences. If it is s for one run, and runs of a
     pair have the correlation r, it is s sqrt(2 (1 - r)).
 
     >>> round(metrics.visible_paired_difference(1.0, n=5), 2)
@@ -421,7 +414,7 @@ def visible_paired_difference(
 
 
 def expected_best(k: int) -> float:
-    """Expected maximum of k independent normal values, in deviations above their mean.
+    """Computes the expected maximum of k independent normal values, in std above their mean.
 
     The best of k equally good evaluations looks better by this amount, because it was chosen.
     Evaluations of one run are correlated, so they gain less.
@@ -442,7 +435,7 @@ def expected_best(k: int) -> float:
 
 
 def _paired(noun: str, a: Values, b: Values) -> tuple[float, float, int]:
-    """The mean of a_i - b_i, the deviation of these differences, and their number."""
+    """Returns the mean, the standard deviation and the count of the differences a_i - b_i."""
     x, y = _finite("a", a), _finite("b", b)
     if len(x) != len(y):
         raise ValueError(f"a has {len(x)} values and b has {len(y)}: {noun} need a value of each")
@@ -450,7 +443,7 @@ def _paired(noun: str, a: Values, b: Values) -> tuple[float, float, int]:
 
 
 def _deviation(x: np.ndarray, *values: np.ndarray) -> float:
-    """The deviation of `x`; 0 if it is rounding of the `values` that `x` comes from."""
+    """Returns the standard deviation of `x`; 0 if it is a rounding error of `values`."""
     deviation = float(x.std(ddof=1))
     return deviation if deviation > _ROUNDING * max(np.abs(v).max() for v in values) else 0.0
 
@@ -469,7 +462,7 @@ def _difference(
 
 
 def _detected(degrees: int, level: float, power: float, comparisons: int) -> float:
-    """The non-centrality at which a two-sided t test of this level has this power."""
+    """Returns the non-centrality at which a two-sided t test of this level has this power."""
     from scipy import optimize, stats
 
     check_level(level)
@@ -481,10 +474,10 @@ def _detected(degrees: int, level: float, power: float, comparisons: int) -> flo
             f"power={power} must lie between {alpha:.3g}, the p-value that counts, and 1"
         )
 
-    # Averages over the distribution of the measured deviation: scipy's own non-central t gives NaN
-    # for some arguments.
-    shares = (np.arange(4096) + 0.5) / 4096
-    spread = np.sqrt(stats.chi2.ppf(shares, degrees) / degrees)
+    # Averages over the distribution of the measured standard deviation: scipy's non-central t gives
+    # NaN for some arguments.
+    fractions = (np.arange(4096) + 0.5) / 4096
+    spread = np.sqrt(stats.chi2.ppf(fractions, degrees) / degrees)
     critical = _t(1 - alpha, degrees) * spread
 
     def excess(shift: float) -> float:
@@ -498,7 +491,7 @@ def _detected(degrees: int, level: float, power: float, comparisons: int) -> flo
 
 
 def _t(level: float, degrees: float) -> float:
-    """Student's quantile t: the share `level` of the distribution lies between -t and t."""
+    """Returns Student's t: the fraction `level` of the distribution lies between -t and t."""
     from scipy import stats
 
     return float(stats.t.ppf((1 + level) / 2, degrees))

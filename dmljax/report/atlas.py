@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from dmljax import metrics, retrieval
+from dmljax import retrieval
 from dmljax.data.image_files import encoded
 from dmljax.data.splits import Split
 from dmljax.files.writing import atomic_writer
 from dmljax.index import parquet as vector_files
+from dmljax.report import projection
 
 _NEIGHBORS, _CHUNK = 10, 1024  # rows whose images are in memory at once
 
@@ -30,7 +31,7 @@ def write(
 ) -> int:
     """Writes the table completely or not at all, and returns its number of rows.
 
-    A row has `id`, `label` (the name of the class), `x` and `y` (`metrics.map_positions`),
+    A row has `id`, `label` (the name of the class), `x` and `y` (`projection.map_positions`),
     `neighbors` (a struct of `ids`, which are numbers of rows, and `distances`, 1 - cosine), `image`
     (a struct of `bytes` and `path`) and, where the split has them, `query` and `gallery`. Images
     without an embedding are left out. `read_fn(row)` gives the pixels of an image whose record is
@@ -40,7 +41,7 @@ def write(
     rows = np.flatnonzero(np.isfinite(embeddings).all(axis=1))
     vectors = np.asarray(embeddings[rows], np.float32)
     labels = split.labels[rows]
-    places = metrics.map_positions(vectors, labels, seed=seed, devices=devices).positions
+    places = projection.map_positions(vectors, labels, seed=seed, devices=devices).positions
     count = min(_NEIGHBORS, len(rows) - 1)
     near, similarities = np.zeros((len(rows), 0), np.int64), np.zeros((len(rows), 0))
     if count > 0:

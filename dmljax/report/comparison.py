@@ -15,8 +15,7 @@ from dmljax.config import fields as config_fields
 from dmljax.config import files as config_files
 from dmljax.files import reading
 from dmljax.hints import counted
-from dmljax.metrics import Comparison, McNemar
-from dmljax.metrics.significance import LEVEL, level_text
+from dmljax.metrics.significance import LEVEL, Comparison, McNemar, level_text
 from dmljax.report import scores_file
 from dmljax.report.scores_file import QueryScores
 

@@ -17,7 +17,7 @@ from PIL import Image
 from dmljax import metrics, retrieval
 from dmljax.data.decode import UnreadableImage
 from dmljax.data.splits import Search, Split
-from dmljax.report import sprites
+from dmljax.report import diagnosis_classes, diagnosis_items, sprites
 
 NEIGHBORS = 10
 _FMRS = tuple(sorted({1 / (m * 10**e) for e in range(1, 7) for m in (1, 2, 5)}, reverse=True)[:16])
@@ -129,7 +129,7 @@ def class_table(data: Data, per_query: Mapping[str, np.ndarray], map_at_r: np.nd
 
     `map_at_r [n]` chooses the example of a class: its worst query.
     """
-    table = metrics.class_table(
+    table = diagnosis_classes.class_table(
         *data.pairs,
         per_query["R@1"],
         per_query["MAP@R"],
@@ -176,7 +176,7 @@ def confusions(
     data: Data, per_query: Mapping[str, np.ndarray], near: metrics.Neighborhoods
 ) -> dict[str, Any]:
     """Which class is taken for which, with pairs of a query and what was nearest."""
-    confused = metrics.confusions(
+    confused = diagnosis_classes.confusions(
         data.search.labels, per_query["R@1"], near.other, gallery_labels=data.search.item_labels
     )
     pairs = []
@@ -204,7 +204,7 @@ def suspects(
     histograms: metrics.SimilarityHistograms,
 ) -> dict[str, Any]:
     """Images whose label is perhaps wrong, with the best partners of both classes."""
-    suspected = metrics.suspected_labels(
+    suspected = diagnosis_items.suspected_labels(
         near, histograms, per_query["R@1"], dimension=data.x.shape[1]
     )
     own, other = data.items_at(near.own), data.items_at(near.other)
@@ -231,7 +231,8 @@ def suspects(
 def hubs(data: Data, near: metrics.Neighborhoods) -> dict[str, Any]:
     """Images that very many queries find wrongly. Also `counts` and `wrong` of all images."""
     items = data.search.items
-    result = metrics.hubs(near.nearest, data.search.labels, gallery_labels=data.search.item_labels)
+    labels = {"labels": data.search.labels, "gallery_labels": data.search.item_labels}
+    result = diagnosis_items.hubs(near.nearest, **labels)
     counts, wrong = np.zeros((2, len(data.split)), np.int64)
     counts[items], wrong[items] = result.counts, result.wrong
     listed = []
@@ -298,7 +299,7 @@ def _copies(
     if not len(own):
         return float("nan"), []
     threshold, queries = float(np.quantile(own, _NEAR)), data.search.queries
-    pairs = metrics.near_duplicates(
+    pairs = diagnosis_items.near_duplicates(
         *data.pairs,
         threshold=threshold,
         gray_fn=None if gray_fn is None else lambda places: gray_fn(queries[places]),

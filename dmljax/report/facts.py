@@ -14,9 +14,8 @@ import numpy as np
 from dmljax import metrics, retrieval
 from dmljax.data import splits
 from dmljax.data.splits import Split
-from dmljax.metrics import projection
 from dmljax.metrics.significance import FEWEST_CLASSES
-from dmljax.report import diagnosis, scores_file, sprites
+from dmljax.report import diagnosis, diagnosis_items, projection, scores_file, sprites
 from dmljax.report.diagnosis import NEIGHBORS
 from dmljax.report.scores_file import QueryScores
 
@@ -166,7 +165,9 @@ def make(
     items = _items(data, per_query, near, hubness, positions)
     # Queries whose nearest item is wrong, worst first.
     precisions = items.map_at_r.astype(np.float64)
-    order = metrics.worst_queries(items.first, precisions, data.split.labels, per_class=None)
+    order = diagnosis_items.worst_queries(
+        items.first, precisions, data.split.labels, per_class=None
+    )
     order = order[items.hits[order] == 0]
     confused = None
     if len(data.split.names) >= _FEWEST_CLASSES_FOR_CONFUSIONS:
@@ -241,7 +242,7 @@ def _positions(data: diagnosis.Data, seed: int) -> np.ndarray | None:
     if data.search.readable.sum() < 2:
         return None
     positions = np.zeros((len(data.x), 2))
-    plane = metrics.map_positions(
+    plane = projection.map_positions(
         data.x[data.search.readable],
         data.split.labels[data.search.readable],
         seed=seed,

@@ -6,16 +6,15 @@ import numpy as np
 from matplotlib import colormaps  # not later: matplotlib may change the environment at its import
 from PIL import Image
 
-from dmljax import metrics
 from dmljax.data.splits import Split
 from dmljax.files.writing import atomic_writer
-from dmljax.report import figures
+from dmljax.report import figures, projection
 
 
 def frame(embeddings: np.ndarray, split: Split, path: pathlib.Path, *, title: str) -> None:
     """Draws up to 20 classes as points. The axes span all values.
 
-    `metrics.map_positions` places them: two dimensions as they are, others by t-SNE of 1,000 at
+    `projection.map_positions` places them: two dimensions as they are, others by t-SNE of 1,000 at
     most.
     """
     rng = np.random.default_rng(0)
@@ -25,7 +24,7 @@ def frame(embeddings: np.ndarray, split: Split, path: pathlib.Path, *, title: st
     rows = readable[np.isin(split.labels[readable], chosen)]
     if embeddings.shape[1] > 2 and len(rows) > 1000:
         rows = np.sort(rng.choice(rows, 1000, replace=False))
-    positions = metrics.map_positions(embeddings[rows], split.labels[rows]).positions
+    positions = projection.map_positions(embeddings[rows], split.labels[rows]).positions
     low, high = positions.min(axis=0), positions.max(axis=0)
     positions = (positions - low) / np.maximum(high - low, 1e-12)
     figure, axes = figures.figure(6.4, 5.6)

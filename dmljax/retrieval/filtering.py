@@ -1,11 +1,11 @@
-"""Ranks by counting, where products in bfloat16 decide most comparisons and float32 the others.
+"""The filter of `counting`: products in bfloat16 decide most comparisons, float32 the others.
 
 Each vector is the sum of two in bfloat16 and a small rest, and three products of these parts are
 added (`_terms`). Their sum differs from the similarity in float32 by no more than a radius
-(`_approximate`). It decides whether a negative reaches a threshold, the similarity of a positive,
-if both are farther apart than the radius. For every other pair, `_pair_similarities` computes the
-similarity in float32, as it has computed the thresholds. So the ranks follow its similarities,
-whatever the type of the products is, and exact ties stay ties.
+(`_approximate`). It decides whether a negative precedes a positive if both similarities are farther
+apart than the radius. For every other pair, `_pair_similarities` computes the similarity in
+float32, in the same way as that of the positive. So the ranks do not depend on the type of the
+products, and exact ties stay ties.
 """
 
 import collections
@@ -19,53 +19,45 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from dmljax.retrieval import counting, sharding, tiles
-from dmljax.retrieval.layout import QueryBlock, Ranks, ranks_of
+from dmljax.retrieval import layout, sharding, tiles
+from dmljax.retrieval.layout import Problem
+from dmljax.retrieval.rules import mask, precedes
 from dmljax.retrieval.sharding import REPLICATED, SHARDED
 from dmljax.retrieval.tiles import Tile, Tiles
 
-_PAIRS = 8192  # pairs that `_pair_similarities` computes at once, at least
-_OPEN = 8192  # of as many pairs that the products compare, they are expected to leave one open
-_PAIR_BYTES = 1 << 29  # of the vectors of these pairs, at most, where there are more than `_PAIRS`
+_PAIRS = 8192  # the fewest pairs that `_pair_similarities` computes at once
+_OPEN = 8192  # the products are expected to leave one pair open of this many that they compare
+_PAIR_BYTES = 1 << 29  # largest size of the vectors of these pairs, beyond `_PAIRS`
 _SEGMENT = 128  # columns in which open pairs are counted together; divides the side of every tile
 _TILES = 8  # tiles of the gallery in one program, which compares them with a block one by one
-_SIMILARITIES = _TILES << 24  # of one program, at most: tiles of more than 4,096 rows are fewer
+_SIMILARITIES = _TILES << 24  # most of one program: tiles of more than 4,096 rows are fewer
 _QUEUED = 1  # programs whose open pairs wait on the devices, so that these never wait for the host
 
 
-def filtered_ranks(
-    blocks: list[QueryBlock],
-    row_tiles: Tiles,
-    column_tiles: Tiles,
-    slot_groups: Int[np.ndarray, "m"],
-    *,
-    dtype: Any,
-) -> Iterator[Ranks]:
-    """As `counting.count_ranks`, with products in `dtype`."""
+def filtered_counts(problem: Problem, dtype: np.dtype) -> dict[int, Int[np.ndarray, "n r"]]:
+    """Counts the negatives ahead of each positive, with products in `dtype`."""
+    blocks, row_tiles, column_tiles, _ = problem
     mesh = row_tiles.mesh
-    counted = {b: block for b, block in enumerate(blocks) if block.is_counted.any()}
-    screen_fn = sharding.on_mesh(mesh, _screen(jnp.dtype(dtype)), *[SHARDED] * 3, REPLICATED)
+    screen_fn = sharding.on_mesh(mesh, _screen(dtype), *[SHARDED] * 3, REPLICATED)
     most = max(1, min(_TILES, _SIMILARITIES // column_tiles.side**2))
     together = -(-len(column_tiles) // -(-len(column_tiles) // most))
     sizes = _round_sizes(column_tiles, together)
-    gather_fn = sharding.on_mesh(mesh, _gather, SHARDED, REPLICATED, SHARDED, SHARDED)
     pairs_fn = sharding.on_mesh(mesh, _pair_similarities, *[SHARDED] * 4)
     add_fn = sharding.on_mesh(mesh, _add_pairs, *[SHARDED] * 5)
     thresholds, counts = {}, {}
 
-    def begun(b: int) -> tuple:
-        """Block `b`, and the similarities of its positives, which a device computes from now on."""
-        queries, places, slots = counting.positive_pairs(counted[b], slot_groups)
+    def start(b: int) -> tuple:
+        """Starts to compute the similarities of the positives of block `b` on the devices."""
+        queries, numbers, slots = problem.positive_pairs(b)
         rows = row_tiles[b]
-        started = _start_pairs(rows, column_tiles, gather_fn, pairs_fn, sizes, queries, slots)
-        return b, rows, queries, places, started
+        finish_fn = _start_pairs(rows, column_tiles, pairs_fn, sizes, queries, slots)
+        return b, rows, queries, numbers, finish_fn
 
-    def prepared(numbers: list[int]) -> Iterator[tuple[int, Tile]]:
-        """Blocks that have their thresholds. While one is used, the next one has begun."""
-        blocks_and_end: Iterator[Any] = itertools.chain(map(begun, numbers), [None])
-        for (b, rows, queries, places, started), _ in itertools.pairwise(blocks_and_end):
-            similarities = _finish_pairs(started, len(queries))
-            limits = counting.thresholds(counted[b], queries, places, similarities)
+    def prepared(indices: list[int]) -> Iterator[tuple[int, Tile]]:
+        """Yields blocks with their thresholds. While one is used, the next one has started."""
+        blocks_and_end: Iterator[Any] = itertools.chain(map(start, indices), [None])
+        for (b, rows, queries, numbers, finish_fn), _ in itertools.pairwise(blocks_and_end):
+            limits = layout.sorted_thresholds(blocks[b], queries, numbers, finish_fn())
             arrays = limits, np.zeros(limits.shape, np.int32)
             thresholds[b], counts[b] = sharding.put(arrays, mesh)
             yield b, rows
@@ -75,38 +67,35 @@ def filtered_ranks(
     def settle() -> None:
         """Adds the open pairs of the program that waits longest."""
         b, rows, columns, is_open, total = waiting.popleft()
-        start, end = 0, int(np.max(total))
-        while start < end:
-            size = _round_size(end - start, sizes)
+        first, end = 0, int(np.max(total))
+        while first < end:
+            size = _round_size(end - first, sizes)
             pick_fn = sharding.on_mesh(mesh, _pick(size), SHARDED, SHARDED, REPLICATED, REPLICATED)
-            *vectors, numbers, where = pick_fn(is_open, rows, columns, np.int32(start))
-            similarities = pairs_fn(*vectors)
-            counts[b] = add_fn(counts[b], thresholds[b], similarities, numbers, where)
-            start += size
+            *vectors, row, where = pick_fn(is_open, rows, columns, np.int32(first))
+            counts[b] = add_fn(counts[b], thresholds[b], pairs_fn(*vectors), row, where)
+            first += size
 
-    for first in range(0, len(blocks), tiles.BLOCKS_PER_PASS):
-        numbers = [b for b in range(first, first + tiles.BLOCKS_PER_PASS) if b in counted]
-        known: list[tuple[int, Tile]] = []
-        for j in range(0, len(column_tiles) if numbers else 0, together):
+    for block_indices in tiles.passes(len(row_tiles)):
+        indices = [b for b in block_indices if b in blocks]
+        ready: list[tuple[int, Tile]] = []
+        for j in range(0, len(column_tiles) if indices else 0, together):
             parts = [column_tiles[i] for i in range(j, min(j + together, len(column_tiles)))]
             columns = _joined(parts, together * column_tiles.side)
-            for b, rows in known or prepared(numbers):
+            for b, rows in ready or prepared(indices):
                 counts[b], is_open, total = screen_fn(counts[b], thresholds[b], rows, columns)
                 waiting.append((b, rows, columns, is_open, total))
                 if len(waiting) > _QUEUED:
                     settle()
                 if j == 0:
-                    known.append((b, rows))
+                    ready.append((b, rows))
     while waiting:
         settle()
-    for b, block in counted.items():
-        positives = np.where(block.is_counted, block.positives, 0)
-        yield from ranks_of(block.items, positives, np.asarray(counts[b], np.int64))
+    return {b: np.asarray(counts[b], np.int64) for b in blocks}
 
 
 @functools.cache
 def keeps_radius(dtype: np.dtype, device: jax.Device) -> bool:
-    """Whether this device computes similarities as near as `_approximate` says, tried on a few.
+    """Returns whether this device computes similarities as near as `_approximate` says, by a trial.
 
     A compiler that leaves out a rounding, or multiplies less precisely than it is asked to, would
     change ranks without a word.
@@ -125,57 +114,53 @@ def keeps_radius(dtype: np.dtype, device: jax.Device) -> bool:
     return bool((np.abs(np.asarray(similarities) - exact) <= np.asarray(radius)).all())
 
 
-_Started = list[tuple[list[np.ndarray], jax.Array]]  # the pairs of each device, their similarities
-
-
 def _start_pairs(
     rows: Tile,
     column_tiles: Tiles,
-    gather_fn: Callable,
     pairs_fn: Callable,
     sizes: tuple[int, int],
     queries: Int[np.ndarray, "m"],
     slots: Int[np.ndarray, "m"],
-) -> _Started:
-    """Similarities of queries of the block `rows` to slots of the gallery, without waiting.
+) -> Callable[[], Float[np.ndarray, "m"]]:
+    """Starts to compute the similarities of queries to slots; the result waits for them.
 
-    Each device computes the similarities of its own rows; only their numbers travel to it.
+    Each device computes the similarities of the rows that it holds, and is sent only indices.
     """
     side, mesh = column_tiles.side, column_tiles.mesh
     devices = 1 if mesh is None else mesh.size
+    gather_fn = sharding.on_mesh(mesh, _gather, SHARDED, REPLICATED, SHARDED, SHARDED)
     owners, own_rows = np.divmod(queries, len(rows.vectors) // devices)
-    numbers, own_columns = np.divmod(slots, side)
+    tile_numbers, own_columns = np.divmod(slots, side)
     started = []
-    for j in np.unique(numbers).tolist():  # each tile is asked for once or twice
+    for j in np.unique(tile_numbers).tolist():  # each tile is asked for once or twice
         columns = column_tiles[j]
-        by_device = [np.flatnonzero((numbers == j) & (owners == d)) for d in range(devices)]
+        by_device = [np.flatnonzero((tile_numbers == j) & (owners == d)) for d in range(devices)]
         most = max(map(len, by_device))
         size = _round_size(most, sizes)
-        for start in range(0, most, size):
+        for first in range(0, most, size):
             indices = np.zeros((2, devices, size), np.int32)
-            parts = [pairs[start : start + size] for pairs in by_device]
+            parts = [pairs[first : first + size] for pairs in by_device]
             for d, pairs in enumerate(parts):
                 indices[:, d, : len(pairs)] = own_rows[pairs], own_columns[pairs]
-            places = sharding.argument((indices[0].reshape(-1), indices[1].reshape(-1)), mesh)
-            started.append((parts, pairs_fn(*gather_fn(rows, columns, *places))))
-    return started
+            arguments = sharding.argument(tuple(indices.reshape(2, -1)), mesh)
+            started.append((parts, pairs_fn(*gather_fn(rows, columns, *arguments))))
 
+    def finish() -> Float[np.ndarray, "m"]:
+        results = np.empty(len(queries), np.float32)
+        for parts, similarities in started:
+            by_device = np.asarray(similarities).reshape(devices, -1)
+            for pairs, values in zip(parts, by_device, strict=True):
+                results[pairs] = values[: len(pairs)]
+        return results
 
-def _finish_pairs(started: _Started, count: int) -> Float[np.ndarray, "m"]:
-    """The similarities of all `count` pairs that `_start_pairs` was given."""
-    results = np.empty(count, np.float32)
-    for parts, similarities in started:
-        by_device = np.asarray(similarities).reshape(len(parts), -1)
-        for pairs, values in zip(parts, by_device, strict=True):
-            results[pairs] = values[: len(pairs)]
-    return results
+    return finish
 
 
 @jax.jit
 def _gather(
     rows: Tile, columns: Tile, row: Int[Array, "m"], column: Int[Array, "m"]
 ) -> tuple[Array, ...]:
-    """The vectors and the offsets of pairs, as `_pair_similarities` takes them."""
+    """Returns the vectors and the offsets of pairs, as `_pair_similarities` takes them."""
     return rows.vectors[row], columns.vectors[column], rows.offsets[row], columns.offsets[column]
 
 
@@ -185,26 +170,26 @@ def _screen(dtype: np.dtype) -> Callable:
     def screen(
         counts: Int[Array, "b r"], thresholds: Float[Array, "b r"], rows: Tile, columns: Tile
     ) -> tuple[Int[Array, "b r"], Bool[Array, "t b n"], Int[Array, "1"]]:
-        """Adds the pairs that the products decide; the pairs that are open, and their number."""
+        """Adds the pairs that the products decide. Returns the open pairs and their count, too."""
         limits = [t[:, None] for t in thresholds.T]
         row_terms, _ = _terms(rows.vectors, dtype)
 
         def add_part(counts, tile):
             similarities, radius = _approximate(row_terms, rows, tile, dtype)
-            for row_groups, column_groups in zip(rows.groups.T, tile.groups.T, strict=True):
-                is_left_out = row_groups[:, None] == column_groups[None]
-                similarities = jnp.where(is_left_out, -jnp.inf, similarities)
+            is_left_out = mask(rows.groups[:, None], tile.groups[None])
+            similarities = jnp.where(is_left_out, -jnp.inf, similarities)
             is_open = jnp.zeros(similarities.shape, bool)
             for t in limits:
-                is_open |= (similarities - radius < t) & (similarities + radius >= t)
+                is_open |= ~precedes(similarities - radius, t) & precedes(similarities + radius, t)
             # A compiler may compute the similarities again for the counts and round them otherwise.
             # So they are compared here without the radius, and what is open is decided once.
             is_open = jax.lax.optimization_barrier(is_open)
             is_closed = ~is_open
-            reached = [
-                jnp.sum((similarities >= t) & is_closed, axis=1, dtype=jnp.int32) for t in limits
+            ahead = [
+                jnp.sum(precedes(similarities, t) & is_closed, axis=1, dtype=jnp.int32)
+                for t in limits
             ]
-            return counts + jnp.stack(reached, axis=1), is_open
+            return counts + jnp.stack(ahead, axis=1), is_open
 
         side = len(rows.offsets)
         parts = jax.tree.map(lambda a: a.reshape(-1, side, *a.shape[1:]), columns)
@@ -215,7 +200,7 @@ def _screen(dtype: np.dtype) -> Callable:
 
 
 def _terms(x: Float[Array, "n d"], dtype: np.dtype) -> tuple[Array, Array]:
-    """Vectors as the rows, and as the columns, of the product that approximates x'y.
+    """Returns vectors as the rows, and as the columns, of the product that approximates x'y.
 
     In bfloat16, x is `high`, its rounded value, plus `low`, the rounded rest, plus an error of at
     most u^2 |x|. The product adds high high', high low' and low high'.
@@ -233,7 +218,7 @@ def _terms(x: Float[Array, "n d"], dtype: np.dtype) -> tuple[Array, Array]:
 def _approximate(
     row_terms: Float[Array, "b k"], rows: Tile, columns: Tile, dtype: np.dtype
 ) -> tuple[Float[Array, "b n"], Float[Array, "b n"]]:
-    """About the similarity of every row to every column, and how far from it at most.
+    """Returns approximate similarities of rows to columns, and an upper bound on their error.
 
     From the true product p of two vectors, the product of their terms differs by at most
     (3 + 2 u + u^2) u^2 |q||g|, with the unit roundoff u of `dtype`: low low' and the errors of both
@@ -265,7 +250,7 @@ def _approximate(
 
 @functools.partial(jax.jit, static_argnums=1)
 def _joined(parts: list[Tile], rows: int) -> Tile:
-    """The tiles as one of `rows` rows; what they lack is padding."""
+    """Joins the tiles to one of `rows` rows, with padding at the end."""
     vectors, offsets, groups = (jnp.concatenate(arrays) for arrays in zip(*parts, strict=True))
     more = rows - len(offsets)
     return Tile(
@@ -276,7 +261,7 @@ def _joined(parts: list[Tile], rows: int) -> Tile:
 
 
 def _round_sizes(columns: Tiles, together: int) -> tuple[int, int]:
-    """Two numbers of open pairs for a round: mostly all that a program leaves, and a larger one.
+    """Returns two buffer sizes for open pairs: the usual one, and a larger fallback.
 
     A round of each size is compiled once for a search.
     """
@@ -286,7 +271,7 @@ def _round_sizes(columns: Tiles, together: int) -> tuple[int, int]:
 
 
 def _round_size(pairs: int, sizes: tuple[int, int]) -> int:
-    """The size of the next round, where `pairs` are left."""
+    """Returns the buffer size of the next round, where `pairs` are left."""
     few, many = sizes
     return many if pairs > 2 * few else few
 
@@ -297,24 +282,24 @@ def _pick(size: int) -> Callable:
     def pick(
         is_open: Bool[Array, "t b n"], rows: Tile, columns: Tile, start: Int[Array, ""]
     ) -> tuple[Array, ...]:
-        """The open pairs from number `start`: vectors, offsets, rows, and which are pairs."""
+        """Returns the open pairs from index `start`: vectors, offsets, rows, validity."""
         _, side, width = is_open.shape
         segments = is_open.reshape(-1, _SEGMENT)
         counts = jnp.sum(segments, axis=1, dtype=jnp.int32)
         ends = jnp.cumsum(counts)
         starts = ends - counts
         numbers = start + jnp.arange(size, dtype=jnp.int32)
-        # Each segment with a pair writes its number where its pairs begin; later ones are larger.
+        # Each segment with a pair writes its index where its pairs begin; later ones are larger.
         first = jnp.maximum(starts - start, 0)
         first = jnp.where((counts > 0) & (ends > start), first, size)
         segment = jnp.zeros(size, jnp.int32).at[first].set(jnp.arange(len(ends)), mode="drop")
         segment = jax.lax.cummax(segment)
-        places = jnp.cumsum(segments[segment], axis=1, dtype=jnp.int32)
-        within = jnp.argmax(places > (numbers - starts[segment])[:, None], axis=1)
-        # The number of a pair among all may not fit into 32 bits; its number in a segment does.
-        line, place = jnp.divmod(segment, width // _SEGMENT)
+        ranks = jnp.cumsum(segments[segment], axis=1, dtype=jnp.int32)
+        within = jnp.argmax(ranks > (numbers - starts[segment])[:, None], axis=1)
+        # The index of a pair among all may not fit into 32 bits; its index in a segment does.
+        line, position = jnp.divmod(segment, width // _SEGMENT)
         part, row = jnp.divmod(line, side)
-        column = part * width + place * _SEGMENT + within
+        column = part * width + position * _SEGMENT + within
         return (*_gather(rows, columns, row, column), row, numbers < ends[-1])
 
     return pick
@@ -324,7 +309,7 @@ def _pick(size: int) -> Callable:
 def _pair_similarities(
     x: Float[Array, "m d"], y: Float[Array, "m d"], of_x: Float[Array, "m"], of_y: Float[Array, "m"]
 ) -> Float[Array, "m"]:
-    """x'y plus the offsets of every pair: the halves of the terms are added until one is left.
+    """Returns x'y plus the offsets of each pair, adding the halves of the terms until one is left.
 
     Every program of this function gives the same bits, whatever the number of pairs. A compiler may
     join a product and the sum that takes it to one operation, which rounds once instead of twice,
@@ -347,5 +332,5 @@ def _add_pairs(
     row: Int[Array, "m"],
     where: Bool[Array, "m"],
 ) -> Int[Array, "b r"]:
-    reached = (similarities[:, None] >= thresholds[row]) & where[:, None]
-    return counts.at[row].add(reached.astype(jnp.int32))
+    is_ahead = precedes(similarities[:, None], thresholds[row]) & where[:, None]
+    return counts.at[row].add(is_ahead.astype(jnp.int32))

@@ -1,6 +1,7 @@
-"""Checks of the arrays that a search is given, and the center that they are measured from."""
+"""Checks of the arrays of a search, and the center from which vectors are measured."""
 
 import concurrent.futures
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,25 +13,36 @@ from dmljax.files import cores
 Embeddings = Float[Array, "b d"] | np.ndarray
 Labels = Integer[Array, "b"] | np.ndarray
 
+_ROWS = 4096  # of an array that are read at once
+
 
 def check_vectors(
     embeddings: Embeddings, gallery: Embeddings | None
 ) -> tuple[np.ndarray, np.ndarray, Float[np.ndarray, "d"]]:
-    """Queries, gallery (the queries themselves if None) and the gallery's rounded mean."""
-    queries, center = _check_finite(embeddings, "embeddings")
-    if gallery is None:
-        return queries, queries, center
-    items, center = _check_finite(gallery, "gallery")
+    """Returns queries, gallery (the queries themselves if None) and the gallery's rounded mean."""
+    queries = np.asarray(embeddings)
+    items = queries if gallery is None else np.asarray(gallery)
+    check_shapes(queries, items)
+    center = _check_finite(queries, "embeddings")
+    return queries, items, center if gallery is None else _check_finite(items, "gallery")
+
+
+def check_shapes(queries: np.ndarray, items: np.ndarray) -> None:
+    """Raises unless both are arrays [items, dimensions] with the same dimensions."""
+    for name, array in (("embeddings", queries), ("gallery", items)):
+        if array.ndim != 2 or not array.shape[1]:
+            raise ValueError(
+                f"{name} of shape {array.shape}: give an array [items, dimensions], not empty"
+            )
     if items.shape[1] != queries.shape[1]:
         raise ValueError(
             f"embeddings have {queries.shape[1]} dimensions and the gallery has "
             f"{items.shape[1]}: embed both with the same net"
         )
-    return queries, items, center
 
 
 def items_to_find(queries: Embeddings, gallery: Embeddings | None) -> int:
-    """The number of items among which a query searches. Raises if there are none."""
+    """Returns the count of items among which a query searches. Raises if there are none."""
     items = len(queries) - 1 if gallery is None else len(gallery)
     if items < 1:
         among = "without a gallery" if gallery is None else "and an empty gallery"
@@ -49,107 +61,118 @@ def check_k(k: int, count: int, *, noun: str, of: str) -> None:
         )
 
 
+class Sizes(NamedTuple):
+    """The counts of queries and of items; `within` says that both are the same set."""
+
+    queries: int
+    items: int
+    within: bool
+
+
+def sizes_of(queries: Embeddings, gallery: Embeddings | None) -> Sizes:
+    """Returns the sizes of a search. Without a gallery, the queries search themselves."""
+    return Sizes(len(queries), len(queries if gallery is None else gallery), gallery is None)
+
+
 def integer_labels(
-    labels: Labels, gallery_labels: Labels | None, *, queries: int, items: int, within: bool
+    labels: Labels, gallery_labels: Labels | None, sizes: Sizes
 ) -> tuple[Int[np.ndarray, "q"], Int[np.ndarray, "n"]]:
-    """Labels of queries and gallery as 0..c-1; with `within` both are the same set.
+    """Returns the labels of queries and gallery as 0..c-1.
 
     Labels are compared as integers: in float32, labels above 2^24 would collide.
     """
+    queries, items, within = sizes
     if within != (gallery_labels is None):
         raise ValueError("gallery and gallery_labels go together: give both, or neither")
-    labels = np.asarray(labels)
-    item_labels = labels if within else np.asarray(gallery_labels)
-    for name, array, size in (("labels", labels, queries), ("gallery_labels", item_labels, items)):
-        if array.shape != (size,):
-            raise ValueError(f"{name} have shape {array.shape}, but there are {size} embeddings")
-    if np.result_type(labels, item_labels).kind not in "iub":
+    query_labels = _integers("labels", labels, queries)
+    item_labels = query_labels if within else _integers("gallery_labels", gallery_labels, items)
+    if (
+        query_labels.ndim + item_labels.ndim > 2
+        or query_labels.dtype.kind != item_labels.dtype.kind
+    ):
         raise ValueError(
-            f"labels are {' and '.join({str(labels.dtype): 0, str(item_labels.dtype): 0})}: give "
-            "integers of one signedness "
-            "(np.unique(names, return_inverse=True)[1] makes them of names)"
+            f"labels are {query_labels.dtype} of shape {query_labels.shape} and gallery_labels "
+            f"{item_labels.dtype} of shape {item_labels.shape}: give integers of one signedness"
         )
-    _, codes = np.unique(np.concatenate([labels, item_labels]), return_inverse=True)
+    _, codes = np.unique(np.concatenate([query_labels, item_labels]), return_inverse=True)
     return codes[:queries], codes[:queries] if within else codes[queries:]
 
 
 def exclusion_codes(
     groups: np.ndarray | None,
     gallery_groups: np.ndarray | None,
-    *,
-    queries: int,
-    items: int,
-    within: bool,
+    sizes: Sizes,
 ) -> tuple[Int[np.ndarray, "q g"], Int[np.ndarray, "n g"]]:
-    """Codes of queries and items that are equal where a query leaves an item out.
+    """Returns codes of queries and items for `rules.mask`: equal where a query leaves an item out.
 
-    A query leaves out itself and, in any column, the items of its group; -1 is no group.
+    A query leaves out itself and the items that share a group in any column; -1 means no group.
     """
-    query_numbers = np.arange(queries)[:, None]
-    item_numbers = query_numbers if within else queries + np.arange(items)[:, None]
+    queries, items, within = sizes
+    query_indices = np.arange(queries)[:, None]
+    item_indices = query_indices if within else queries + np.arange(items)[:, None]
     if groups is None and gallery_groups is None:
-        return query_numbers, item_numbers
+        return query_indices, item_indices
     if groups is None or (gallery_groups is None) != within:
         raise ValueError(
             "groups are for queries and gallery_groups for the gallery: give both, or only groups "
             "without a gallery"
         )
-    row_groups, column_groups = np.asarray(groups), np.asarray(groups if within else gallery_groups)
-    for name, array, size in (
-        ("groups", row_groups, queries),
-        ("gallery_groups", column_groups, items),
-    ):
-        if array.ndim not in (1, 2) or len(array) != size or array.dtype.kind not in "iu":
-            raise ValueError(
-                f"{name} are {array.dtype} of shape {array.shape}: give integers, one or one row "
-                f"for each of the {size} embeddings"
-            )
-    row_groups, column_groups = row_groups.reshape(queries, -1), column_groups.reshape(items, -1)
-    if row_groups.shape[1] != column_groups.shape[1]:
+    query_groups = _integers("groups", groups, queries).reshape(queries, -1)
+    item_groups = query_groups
+    if not within:
+        item_groups = _integers("gallery_groups", gallery_groups, items).reshape(items, -1)
+    if query_groups.shape[1] != item_groups.shape[1]:
         raise ValueError(
-            f"groups have {row_groups.shape[1]} columns and gallery_groups "
-            f"{column_groups.shape[1]}: give as many"
+            f"groups have {query_groups.shape[1]} columns and gallery_groups "
+            f"{item_groups.shape[1]}: give the same number"
         )
-    codes = [
-        np.unique(column, return_inverse=True)[1]
-        for column in np.concatenate([row_groups, column_groups]).T
+    tables = [
+        np.unique(np.concatenate(columns), return_inverse=True)[1]
+        for columns in zip(query_groups.T, item_groups.T, strict=True)
     ]
-    table = queries + items + np.stack(codes, axis=1)
+    codes = queries + items + np.stack(tables, axis=1)
     return (
-        np.where(row_groups == -1, query_numbers, table[:queries]),
-        np.where(column_groups == -1, item_numbers, table[queries:]),
+        np.where(query_groups == -1, query_indices, codes[:queries]),
+        np.where(item_groups == -1, item_indices, codes[queries:]),
     )
 
 
+def _integers(name: str, values: Any, size: int) -> np.ndarray:
+    array = np.asarray(values)
+    if array.ndim not in (1, 2) or len(array) != size or array.dtype.kind not in "iub":
+        raise ValueError(
+            f"{name} are {array.dtype} of shape {array.shape}: give integers, one for each of the "
+            f"{size} embeddings (np.unique(names, return_inverse=True)[1] makes them of names)"
+        )
+    return array
+
+
 def compute_dtype(vectors: np.ndarray) -> np.dtype:
-    """The dtype that similarities are computed in: float32 or, where jax has it, float64."""
+    """Returns the dtype of the similarities: float32 or, where jax has it, float64."""
     if not any(jnp.issubdtype(vectors.dtype, x) for x in (jnp.floating, jnp.integer, jnp.bool_)):
         raise ValueError(f"embeddings are {vectors.dtype}: give real numbers")
     return np.dtype(jnp.promote_types(jax.dtypes.canonicalize_dtype(vectors.dtype), jnp.float32))
 
 
-def round_center(mean: Float[np.ndarray, "d"], deviation: float) -> Float[np.ndarray, "d"]:
-    """The mean, rounded to a grid as coarse as the data are wide.
+def round_center(mean: Float[np.ndarray, "d"], std: float) -> Float[np.ndarray, "d"]:
+    """Returns the mean, rounded to a grid of the size of `std`.
 
     The grid is a power of two: whole numbers stay whole, and exact ties stay exact.
     """
-    if not deviation > 0:
+    if not std > 0:
         return np.zeros_like(mean)
-    grid = 2.0 ** np.ceil(np.log2(deviation))
+    grid = 2.0 ** np.ceil(np.log2(std))
     return np.round(mean / grid) * grid
 
 
-def _check_finite(vectors: Embeddings, name: str) -> tuple[np.ndarray, Float[np.ndarray, "d"]]:
-    """The array and its rounded mean, read once and in pieces: it may be a memory-mapped file."""
-    vectors = np.asarray(vectors)
-    if vectors.ndim != 2 or 0 in vectors.shape:
-        raise ValueError(
-            f"{name} of shape {vectors.shape}: give an array [items, dimensions], not empty"
-        )
+def _check_finite(vectors: np.ndarray, name: str) -> Float[np.ndarray, "d"]:
+    """Returns the rounded mean. Reads the array once, in pieces: it may be a mapped file."""
+    if not len(vectors):
+        raise ValueError(f"{name} of shape {vectors.shape}: give an array that is not empty")
     dtype = compute_dtype(vectors)
 
     def sums(start: int) -> tuple[Float[np.ndarray, "d"], float]:
-        rows = vectors[start : start + 4096].astype(dtype, copy=False)
+        rows = vectors[start : start + _ROWS].astype(dtype, copy=False)
         with np.errstate(over="ignore", invalid="ignore"):
             squared_norms = np.vecdot(rows, rows)
         if len(not_finite := np.flatnonzero(~np.isfinite(squared_norms))):
@@ -162,9 +185,9 @@ def _check_finite(vectors: Embeddings, name: str) -> tuple[np.ndarray, Float[np.
 
     total, squares = np.zeros(vectors.shape[1]), 0.0
     with concurrent.futures.ThreadPoolExecutor(cores.count()) as pool:
-        for of_rows, of_squares in pool.map(sums, range(0, len(vectors), 4096)):
-            total += of_rows
-            squares += of_squares
+        for row_sum, row_squares in pool.map(sums, range(0, len(vectors), _ROWS)):
+            total += row_sum
+            squares += row_squares
     mean = total / len(vectors)
     variance = max(squares / len(vectors) - float(mean @ mean), 0.0) / len(mean)
-    return vectors, round_center(mean, float(np.sqrt(variance)))
+    return round_center(mean, float(np.sqrt(variance)))

@@ -10,8 +10,8 @@ from jaxtyping import Array, Float, Int
 
 from dmljax.retrieval import inputs, sharding, tiles
 from dmljax.retrieval.inputs import Embeddings
+from dmljax.retrieval.rules import SimilarityFn, euclidean
 from dmljax.retrieval.sharding import REPLICATED, SHARDED
-from dmljax.retrieval.similarity import SimilarityFn, euclidean
 from dmljax.retrieval.tiles import Tile, Tiles
 
 __all__ = ["nearest"]
@@ -30,11 +30,11 @@ def nearest(
     tile: int | None = None,
     devices: Sequence[jax.Device] | None = None,
 ) -> tuple[Int[np.ndarray, "q k"], Float[np.ndarray, "q k"]]:
-    """Indices and similarities of the k most similar items, best first, ties by index.
+    """Returns indices and similarities of the k most similar items, best first, ties by index.
 
-    With `groups` (and `gallery_groups`), items of the query's own group are left out; -1 is no
+    With `groups` (and `gallery_groups`), items of the query's group are left out; -1 means no
     group. With labels as groups, these are the nearest items of other classes. Several columns,
-    `[n g]`, leave out an item that shares a group in any of them. Where fewer than k items remain,
+    `[n g]`, leave out an item that shares a group in any of them. If fewer than k items remain,
     the last indices are -1, and their similarities -inf.
 
     >>> queries, gallery = np.array([[0.0], [10.0]]), np.array([[1.0], [3.0], [8.0]])
@@ -47,7 +47,7 @@ def nearest(
     available = inputs.items_to_find(vectors, gallery)
     inputs.check_k(k, available, noun="", of="items to find")
     row_groups, column_groups = inputs.exclusion_codes(
-        groups, gallery_groups, queries=len(vectors), items=len(items), within=gallery is None
+        groups, gallery_groups, inputs.sizes_of(vectors, gallery)
     )
     side = tiles.choose_side(max(len(vectors), len(items)), tile)
     mesh = sharding.choose_mesh(devices, tiles=-(-len(vectors) // side))
@@ -55,16 +55,12 @@ def nearest(
     make_tiles = partial(Tiles, center=center, similarity_fn=similarity_fn, mesh=mesh)
     slots = tiles.pad_items(np.arange(len(items)), side)
     rows = tiles.pad_items(np.arange(len(vectors)), block_size)
-    # Padding of queries and padding of items share no group.
-    row_groups = np.where(rows[:, None] < 0, -2, row_groups[rows])
-    column_groups = np.where(slots[:, None] < 0, -1, column_groups[slots])
     column_tiles = make_tiles(items, slots, column_groups, side=side, spec=REPLICATED)
     row_tiles = make_tiles(vectors, rows, row_groups, side=block_size)
     merge = sharding.on_mesh(mesh, _merge, SHARDED, SHARDED, SHARDED, REPLICATED, REPLICATED)
     results = []
-    for first in range(0, len(row_tiles), tiles.BLOCKS_PER_PASS):
-        numbers = range(first, min(first + tiles.BLOCKS_PER_PASS, len(row_tiles)))
-        blocks = [row_tiles[i] for i in numbers]
+    for block_indices in tiles.passes(len(row_tiles)):
+        blocks = [row_tiles[i] for i in block_indices]
         dtype = blocks[0].vectors.dtype
         nothing = np.full((block_size, k), -np.inf, dtype), np.zeros((block_size, k), np.int32)
         best = [sharding.put(nothing, mesh) for _ in blocks]
@@ -87,11 +83,11 @@ def _merge(
     columns: Tile,
     start: Int[Array, ""],
 ) -> tuple[Float[Array, "b k"], Int[Array, "b k"]]:
-    """The best k of those so far and a tile of columns, whose first item is number `start`."""
+    """Merges the best k with a tile of columns, whose first item has the index `start`."""
     similarities = tiles.negatives(rows, columns)
-    numbers = start + jnp.arange(similarities.shape[1], dtype=jnp.int32)[None]
-    numbers = jnp.broadcast_to(numbers, similarities.shape)
+    columns_of = start + jnp.arange(similarities.shape[1], dtype=jnp.int32)[None]
+    columns_of = jnp.broadcast_to(columns_of, similarities.shape)
     # Among equal values `top_k` takes the first: earlier tiles have lower indices, and stay ahead.
     similarities = jnp.concatenate([best, similarities], axis=1)
     best, order = jax.lax.top_k(similarities, best.shape[1])
-    return best, jnp.take_along_axis(jnp.concatenate([indices, numbers], axis=1), order, axis=1)
+    return best, jnp.take_along_axis(jnp.concatenate([indices, columns_of], axis=1), order, axis=1)

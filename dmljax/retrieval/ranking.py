@@ -12,11 +12,11 @@ from jaxtyping import Int
 from dmljax.retrieval import counting, filtering, inputs, layout, sharding, sorting, tiles
 from dmljax.retrieval.inputs import Embeddings, Labels
 from dmljax.retrieval.layout import QueryBlock, Ranks
+from dmljax.retrieval.rules import SimilarityFn, euclidean
 from dmljax.retrieval.sharding import REPLICATED
-from dmljax.retrieval.similarity import SimilarityFn, euclidean
 from dmljax.retrieval.tiles import Tiles
 
-__all__ = ["Ranks", "ranks", "ranks_outside_groups"]
+__all__ = ["Ranks", "ranks"]
 
 _SORTED_FROM = 64  # from this many positives on, sorting a row is faster than counting for each
 
@@ -35,20 +35,20 @@ def ranks(
     share: tuple[int, int] | None = None,
     filter_dtype: Any = "auto",
 ) -> Iterator[Ranks]:
-    """The ranks of every query's positives, in blocks of queries.
+    """Yields the ranks of every query's positives, in blocks of queries.
 
     The rank of the j-th best positive is j + #{negatives at least as similar}, so a negative that
     is as similar as a positive ranks ahead of it. Blocks come in no particular order; queries
     without a positive are in no block. `share=(i, n)` is the i-th of n parts of the queries, so
     that n processes can rank together: their ranks are bitwise the ranks of one process.
 
-    `filter_dtype` is the type of products that decide all comparisons but close ones, which are
-    decided in float32 (`retrieval.filtering`): the ranks are the same for every type. 'auto' is
+    `filter_dtype` is the type of the products that decide all comparisons but close ones, which
+    are decided in float32 (`retrieval.filtering`): the ranks are the same for every type. 'auto' is
     bfloat16 on accelerators (float32 where a trial shows that bfloat16 is less precise there than
     the filter expects), and None on CPUs and for float64. With None, products in full
     precision decide all comparisons.
 
-    With `groups` (and `gallery_groups`), a query ranks the items outside of its own group; -1 is no
+    With `groups` (and `gallery_groups`), a query ranks the items outside of its group; -1 means no
     group. In re-identification, a query ignores the images of the same person from the same camera.
 
     >>> embeddings, labels = np.array([[0.0], [1.0], [2.5], [9.0]]), np.array([0, 0, 1, 1])
@@ -58,16 +58,9 @@ def ranks(
     """
     tile = tiles.choose_tile(tile, devices)
     queries, items, center = inputs.check_vectors(embeddings, gallery)
-    query_codes, gallery_codes = inputs.integer_labels(
-        labels, gallery_labels, queries=len(queries), items=len(items), within=gallery is None
-    )
-    for name, array in (("groups", groups), ("gallery_groups", gallery_groups)):
-        if array is not None and np.ndim(array) != 1:
-            raise ValueError(f"{name} have shape {np.shape(array)}: give one for each embedding")
-    codes = inputs.exclusion_codes(
-        groups, gallery_groups, queries=len(queries), items=len(items), within=gallery is None
-    )
-    query_groups, item_groups = (array[:, 0] for array in codes)
+    counts = inputs.sizes_of(queries, gallery)
+    query_codes, gallery_codes = inputs.integer_labels(labels, gallery_labels, counts)
+    query_groups, item_groups = inputs.exclusion_codes(groups, gallery_groups, counts)
     side = tiles.choose_side(max(len(queries), len(items)), tile)
     slots, starts, sizes = layout.class_slots(query_codes, gallery_codes, side)
     make_tiles = partial(Tiles, center=center, similarity_fn=similarity_fn)
@@ -84,49 +77,44 @@ def ranks(
     mesh = sharding.choose_mesh(devices, tiles=-(-len(order) // side))
     block_size = side if mesh is None else side * mesh.size
     order = tiles.pad_items(order, block_size)
-    is_padding = order < 0
-    slot_groups = np.where(slots < 0, -1, item_groups[slots])
-    # A query and its own item have the same label, so without `groups` the labels are enough.
-    columns = [np.where(slots < 0, -1, gallery_codes[slots])] + [slot_groups] * (groups is not None)
-    slot_columns = np.stack(columns, axis=1)
-    column_tiles = make_tiles(items, slots, slot_columns, side=side, mesh=mesh, spec=REPLICATED)
+    slot_groups = item_groups[slots]
+    # Negatives are of another class. A query and its own item have the same label, so without
+    # `groups` the labels are enough.
+    query_columns, item_columns = query_codes[:, None], gallery_codes[:, None]
+    if groups is not None:
+        query_columns = np.column_stack([query_columns, query_groups])
+        item_columns = np.column_stack([item_columns, item_groups])
+    column_tiles = make_tiles(items, slots, item_columns, side=side, mesh=mesh, spec=REPLICATED)
     if gallery is None and mesh is None and share is None:
         row_tiles = column_tiles
     else:
-        # No group is -2: padding of the queries is in no group with padding of the gallery.
-        rows = [query_codes[order]] + [query_groups[order]] * (groups is not None)
-        row_columns = np.where(is_padding, -2, rows).T
-        row_tiles = make_tiles(queries, order, row_columns, side=block_size, mesh=mesh)
-    positives = layout.count_positives(
-        sizes, (query_codes, gallery_codes), (query_groups, item_groups)
-    )
-    positives, class_sizes, own_groups = (
-        np.where(is_padding, filler, array[order])
-        for array, filler in ((positives, 0), (sizes[query_codes], 0), (query_groups, -2))
-    )
-    is_counted = (positives > 0) & (positives < _SORTED_FROM)
+        row_tiles = make_tiles(queries, order, query_columns, side=block_size, mesh=mesh)
+    class_sizes = np.where(order < 0, 0, sizes[query_codes[order]])
+    nothing = np.zeros(len(order), np.int64)
     block = QueryBlock(
-        order, starts[query_codes[order]], class_sizes, positives, own_groups, is_counted
+        order, starts[query_codes[order]], class_sizes, query_groups[order], nothing, nothing > 0
     )
-    blocks = []
+    positives = layout.count_positives(block, slot_groups)
+    is_counted = (positives > 0) & (positives < _SORTED_FROM)
+    block = block._replace(positives=positives, is_counted=is_counted)
     if is_counted.any():
-        blocks = [block.rows(slice(i, i + block_size)) for i in range(0, len(order), block_size)]
-        if (dtype := _filter_dtype(filter_dtype, queries, items, devices)) is not None:
-            arguments = (blocks, row_tiles, column_tiles, slot_groups)
-            yield from filtering.filtered_ranks(*arguments, dtype=dtype)
-            blocks = []
-    if blocks:
-        mirrored = gallery is None and share is None and counting.is_symmetric(row_tiles[0], side)
+        dtype = _filter_dtype(filter_dtype, queries, items, devices)
+        # Rows and columns of one product: only where the tiles of both are the same.
+        is_mirrored = dtype is None and row_tiles is column_tiles
         yield from counting.count_ranks(
-            blocks, row_tiles, column_tiles, slot_groups, mirrored=mirrored
+            block,
+            row_tiles,
+            column_tiles,
+            slot_groups,
+            is_mirrored=is_mirrored and counting.is_symmetric(row_tiles[0]),
+            filter_dtype=dtype,
         )
     is_sorted = positives >= _SORTED_FROM
     if is_sorted.any():
         if mesh is not None:
-            column_tiles = make_tiles(items, slots, slot_columns, side=side)
-        yield from sorting.sort_ranks(
-            block.rows(is_sorted), partial(make_tiles, queries), column_tiles, slot_groups
-        )
+            column_tiles = make_tiles(items, slots, item_columns, side=side)
+        rows_fn = partial(make_tiles, queries, groups=query_columns)
+        yield from sorting.sort_ranks(block.rows(is_sorted), rows_fn, column_tiles, slot_groups)
 
 
 def _filter_dtype(
@@ -148,16 +136,3 @@ def _filter_dtype(
             f"{queries.dtype} and {items.dtype} leave it out"
         )
     return jnp.dtype(dtype)
-
-
-def ranks_outside_groups(
-    embeddings: Embeddings, labels: Labels, groups: Int[np.ndarray, "q"], **options: Any
-) -> Iterator[Ranks]:
-    """`ranks` with `groups`. A query whose positives are all in its group is in no block.
-
-    >>> embeddings, labels = np.array([[0.0], [1.0], [2.0], [4.0]]), np.array([0, 1, 0, 0])
-    >>> blocks = retrieval.ranks_outside_groups(embeddings, labels, np.array([7, -1, 7, -1]))
-    >>> [row[row > 0].tolist() for row in next(blocks).ranks]  # of queries 0, 2 and 3
-    [[2], [2], [1, 3]]
-    """
-    return ranks(embeddings, labels, groups=groups, **options)

@@ -15,9 +15,9 @@ SHARDED, REPLICATED = PartitionSpec("rows"), PartitionSpec()
 
 
 def choose_mesh(devices: Sequence[jax.Device] | None, *, tiles: int) -> Mesh | None:
-    """A mesh of the devices (None: all of this process), or None to use the default device.
+    """Returns a mesh of the devices (None: all of this process), or None for the default device.
 
-    There is no mesh where some device would get none of the `tiles` of rows.
+    It returns None, too, if some device would get none of the `tiles` of rows.
     """
     devices = jax.local_devices() if devices is None else list(devices)
     # A single device needs a mesh only if it is not where arrays go by default.
@@ -27,33 +27,35 @@ def choose_mesh(devices: Sequence[jax.Device] | None, *, tiles: int) -> Mesh | N
 
 
 def free_bytes(stats: Mapping[str, int] | None) -> int | None:
-    """The memory that is free, by the `memory_stats` of a device; None where CPUs do not tell."""
+    """Returns the free memory by the `memory_stats` of a device; None for CPUs, which have none."""
     if not stats or "bytes_limit" not in stats:
         return None
     return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
 
 
 def bounds(share: tuple[int, int], count: int) -> tuple[int, int]:
-    """The first and the last row (exclusive) of the share `(i, n)` of `count` rows."""
-    number, shares = share
-    if not 0 <= number < shares:
+    """Returns the first and the last row (exclusive) of the share `(i, n)` of `count` rows."""
+    index, parts = share
+    if not 0 <= index < parts:
         raise ValueError(f"share={share} must be (i, n) with i from 0 to n - 1")
-    return count * number // shares, count * (number + 1) // shares
+    return count * index // parts, count * (index + 1) // parts
 
 
 def put(arrays, mesh: Mesh | None, spec: PartitionSpec = SHARDED):
-    """A tree of numpy arrays as arrays on the devices."""
+    """Puts a tree of NumPy arrays on the devices."""
     return jax.device_put(arrays, None if mesh is None else NamedSharding(mesh, spec))
 
 
 def argument(arrays, mesh: Mesh | None, spec: PartitionSpec = SHARDED):
-    """A tree of numpy arrays as arguments of one call. Without a mesh the call itself sends them to
-    the device, which takes less time of the host."""
+    """Puts a tree of NumPy arrays on the devices of a mesh, for one call.
+
+    Without a mesh, the call itself sends them to the device, which takes less time of the host.
+    """
     return arrays if mesh is None else put(arrays, mesh, spec)
 
 
 def on_mesh(mesh: Mesh | None, kernel: Callable, *specs: PartitionSpec) -> Callable:
-    """`kernel` on every device of `mesh`; `specs` say which arguments are sharded by rows."""
+    """Runs `kernel` on every device of `mesh`; `specs` say which arguments are sharded by rows."""
     return kernel if mesh is None else _mapped(mesh, kernel, specs)
 
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from dmljax.ops.devices import default_tile
 from dmljax.retrieval import inputs, sharding
-from dmljax.retrieval.similarity import SimilarityFn, euclidean
+from dmljax.retrieval.rules import SimilarityFn, euclidean, mask
 
 SMALLEST = 128  # rows of the smallest tile; smaller data are padded
 SLICES = 16  # a tile is folded into this many slices, so that sums run over whole vectors
@@ -54,10 +54,16 @@ def check_stop() -> None:
     _stop_fn.get()()
 
 
+def passes(blocks: int) -> Iterator[range]:
+    """Yields the blocks of queries that meet a tile of the gallery while it is on the devices."""
+    for first in range(0, blocks, BLOCKS_PER_PASS):
+        yield range(first, min(first + BLOCKS_PER_PASS, blocks))
+
+
 class Tile(NamedTuple):
     """Items as the kernels use them. Padding has zero vectors and offset -inf, and never ranks.
 
-    A similarity between items that share a group, in any column, counts as -inf among negatives.
+    `groups` are those of `rules.mask`: items that share one are not negatives of each other.
     """
 
     vectors: Float[Array, "n d"]
@@ -67,22 +73,20 @@ class Tile(NamedTuple):
 
 @jax.jit
 def similarities(rows: Tile, columns: Tile) -> Float[Array, "b n"]:
-    """Similarity of every row to every column."""
+    """Returns the similarity of every row to every column."""
     products = jnp.matmul(rows.vectors, columns.vectors.T, precision=jax.lax.Precision.HIGHEST)
     return products + (rows.offsets[:, None] + columns.offsets[None])
 
 
 @jax.jit
 def negatives(rows: Tile, columns: Tile) -> Float[Array, "b n"]:
-    """The same, and -inf between items that share a group."""
-    values = similarities(rows, columns)
-    for row_groups, column_groups in zip(rows.groups.T, columns.groups.T, strict=True):
-        values = jnp.where(row_groups[:, None] == column_groups[None], -jnp.inf, values)
-    return values
+    """Returns the similarities, and -inf for the pairs that the search leaves out."""
+    is_left_out = mask(rows.groups[:, None], columns.groups[None])
+    return jnp.where(is_left_out, -jnp.inf, similarities(rows, columns))
 
 
 def choose_tile(tile: int | None, devices: Sequence[jax.Device] | None) -> int:
-    """The side of a tile. None is `default_tile`."""
+    """Returns the tile size. None is `default_tile`."""
     if devices is not None and not len(devices):
         raise ValueError("devices is empty: leave it out for all devices of this process")
     if tile is None:
@@ -93,18 +97,18 @@ def choose_tile(tile: int | None, devices: Sequence[jax.Device] | None) -> int:
 
 
 def on_accelerator(devices: Sequence[jax.Device] | None) -> bool:
-    """Whether `devices` (None: all of this process) are no CPUs."""
+    """Returns whether `devices` (None: all of this process) are accelerators."""
     devices = jax.local_devices() if devices is None else devices
     return devices[0].platform != "cpu"
 
 
 def choose_side(n: int, tile: int) -> int:
-    """Rows of a tile for n items. Small data get small tiles. Sizes are few: each is compiled."""
+    """Returns the tile size for n items: small data get small tiles, of few compiled sizes."""
     return min(tile, max(SMALLEST, 1 << (n - 1).bit_length()))
 
 
 def pad_items(items: Int[np.ndarray, "n"], side: int) -> Int[np.ndarray, "m"]:
-    """Items filled up with -1 to whole tiles."""
+    """Pads items with -1 to whole tiles."""
     return np.pad(items, (0, -len(items) % side), constant_values=-1)
 
 
@@ -117,7 +121,7 @@ _Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # vectors, which are items,
 
 
 class Tiles:
-    """`vectors[items]` as a sequence of tiles; an item of -1 is padding.
+    """`vectors[items]` and their `groups` as a sequence of tiles; an item of -1 is padding.
 
     A tile is put on the devices when it is used, and a thread reads the next one while they compute
     with it. A tile stays there only if all tiles together are small (`RESIDENT_BYTES`): the vectors
@@ -130,7 +134,7 @@ class Tiles:
         self,
         vectors: np.ndarray,
         items: Int[np.ndarray, "m"],
-        groups: Int[np.ndarray, "m g"],
+        groups: Int[np.ndarray, "n g"],
         *,
         center: Float[np.ndarray, "d"],
         similarity_fn: SimilarityFn,
@@ -162,7 +166,7 @@ class Tiles:
         return self._resident[i]
 
     def _next(self, i: int) -> _Arrays:
-        """Tile `i`, and the next one is being read. A search mostly asks for tiles in order."""
+        """Returns tile `i` and starts to read the next one, which a search mostly asks for."""
         number, future = self._ahead
         arrays = future.result() if future is not None and number == i else self._read(i)
         self._ahead = (-1, None)
@@ -173,17 +177,16 @@ class Tiles:
         return arrays
 
     def _read(self, i: int) -> _Arrays:
-        """The vectors of tile `i` in the memory of the host."""
+        """Reads the vectors of tile `i` into the memory of the host."""
         items = self._items[i * self.side : (i + 1) * self.side]
         is_item = items >= 0
-        vectors = self._vectors[np.maximum(items, 0)]
-        vectors = vectors.astype(self._dtype, copy=False)
+        items = np.maximum(items, 0)
+        vectors = self._vectors[items].astype(self._dtype, copy=False)
         vectors[~is_item] = 0
-        groups = self._groups[i * self.side : (i + 1) * self.side]
-        return vectors, is_item, groups.astype(np.int32)
+        return vectors, is_item, self._groups[items].astype(np.int32)
 
     def _put(self, arrays: _Arrays) -> Tile:
-        """A tile on the devices. The transfer goes on while they compute what was asked before."""
+        """Puts a tile on the devices. The transfer goes on while they compute."""
         arrays = sharding.argument(arrays, self.mesh, self._spec)
         return _make_tile(self._similarity_fn, *arrays, self._center)
 
@@ -209,14 +212,14 @@ def plain_tiles(
     mesh: Mesh | None = None,
     spec: PartitionSpec = sharding.SHARDED,
 ) -> Tiles:
-    """All vectors in their order, for euclidean distances, each item a group of its own."""
+    """Returns all vectors in their order, for euclidean distances, without groups."""
     block = side if mesh is None or spec == sharding.REPLICATED else side * mesh.size
     items = pad_items(np.arange(len(vectors)), block)
     center = np.zeros(vectors.shape[1])
     return Tiles(
         vectors,
         items,
-        items[:, None],
+        np.zeros((len(vectors), 1), np.int64),
         center=center,
         similarity_fn=euclidean,
         side=block,

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from dmljax import at_hand, metrics, ops, retrieval
+from dmljax import at_hand, ops, retrieval
 from dmljax.config.method import transform_of
 from dmljax.config.resolve import chosen, with_defaults
 from dmljax.data import image_folders
@@ -22,7 +22,15 @@ from dmljax.data.records import Reader
 from dmljax.data.splits import Split
 from dmljax.files import image_formats, parts
 from dmljax.files.writing import make_folder, write_text
-from dmljax.report import baseline, compare_page, comparison, diagnosis, page, scores_file
+from dmljax.report import (
+    baseline,
+    compare_page,
+    comparison,
+    diagnosis,
+    diagnosis_items,
+    page,
+    scores_file,
+)
 from dmljax.report import facts as facts_lib
 from dmljax.report.comparison import RunComparison
 from dmljax.runs.page import short_names
@@ -294,7 +302,7 @@ def _near_duplicates(
     rows = np.flatnonzero(readable)
     gray_fn = diagnosis.gray_copies(reader)
     assert gray_fn is not None
-    pairs = metrics.near_duplicates(
+    pairs = diagnosis_items.near_duplicates(
         embeddings[rows],
         np.arange(len(rows)),
         threshold=_NEAR_DUPLICATES,

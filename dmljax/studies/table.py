@@ -14,8 +14,7 @@ from dmljax import metrics
 from dmljax.config.fields import essential
 from dmljax.files.result import Result, first_best
 from dmljax.hints import counted, shown_duration
-from dmljax.metrics import Difference, Estimate
-from dmljax.metrics.significance import LEVEL
+from dmljax.metrics.significance import LEVEL, Difference, Estimate
 from dmljax.studies.outcomes import Outcome
 from dmljax.studies.plan import PlannedRun
 from dmljax.studies.study_file import Row, Study, score_key, varies

@@ -7,6 +7,7 @@ import pytest
 from item_cases import case, every_kind, pairs
 
 from dmljax import metrics
+from dmljax.report import diagnosis_classes
 
 
 def _scores(kind, d=5):
@@ -35,7 +36,7 @@ def test_class_table(kind):
         {c: unit[y == c].mean(axis=0) for c in set(y.tolist())}
         for unit, (_, y) in zip(units, sides, strict=True)
     ]
-    table = metrics.class_table(embeddings, labels, recalls, precisions, **search)
+    table = diagnosis_classes.class_table(embeddings, labels, recalls, precisions, **search)
     assert table.labels.tolist() == sorted({*means[0], *means[1]})
     for row, label in enumerate(table.labels.tolist()):
         scored = (labels == label) & ~np.isnan(recalls)
@@ -69,11 +70,11 @@ def test_class_table(kind):
 def test_wilson_limit_solves_its_equation():
     """The limit u is the largest share with (p - u)^2 = z^2 u (1 - u) / n."""
     for successes, trials in ((0, 2), (0, 50), (7, 10), (40, 40)):
-        u = float(metrics.wilson_upper(np.array([successes]), np.array([trials]))[0])
+        u = float(diagnosis_classes.wilson_upper(np.array([successes]), np.array([trials]))[0])
         p = successes / trials
         assert (p - u) ** 2 == pytest.approx(1.959964**2 * u * (1 - u) / trials, abs=1e-7)
         assert p - 1e-12 <= u <= 1 + 1e-12
-    assert np.isnan(metrics.wilson_upper(np.array([0]), np.array([0])))[0]
+    assert np.isnan(diagnosis_classes.wilson_upper(np.array([0]), np.array([0])))[0]
 
 
 @every_kind
@@ -93,7 +94,7 @@ def test_confusions(kind, fewest):
             counts[key] = counts.get(key, 0) + 1
             examples.setdefault(key, []).append(i)
     listed = {k: v for k, v in counts.items() if v >= fewest}
-    table = metrics.confusions(
+    table = diagnosis_classes.confusions(
         labels,
         recalls,
         other,
@@ -113,13 +114,13 @@ def test_confusions(kind, fewest):
 
 
 def test_no_confusion():
-    table = metrics.confusions(np.arange(4), np.ones(4), np.array([1, 0, 3, 2]))
+    table = diagnosis_classes.confusions(np.arange(4), np.ones(4), np.array([1, 0, 3, 2]))
     assert not len(table.counts) and table.examples.shape == (0, 6)
 
 
 def test_a_query_without_an_item_of_another_class_is_no_threat():
     labels, recalls = np.array([0, 0, 0, 1, 1]), np.array([0.0, 1.0, 0.0, 0.0, 1.0])
-    table = metrics.confusions(labels, recalls, np.array([3, -1, 4, 0, -1]))
+    table = diagnosis_classes.confusions(labels, recalls, np.array([3, -1, 4, 0, -1]))
     assert (table.counts.tolist(), table.threats.tolist()) == ([2], [2])
 
 

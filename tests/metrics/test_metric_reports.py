@@ -313,7 +313,9 @@ def test_a_class_average_weighs_small_classes_as_large_ones():
         low, high = metrics.interval(value, groups=labels, over="classes")
         assert low < scores[name] < high
         # Each draw is a mean of ten class means.
-        draws = metrics.bootstrap_means(value, groups=labels, over="classes", samples=50)
+        draws = metrics.significance.bootstrap_means(
+            value, groups=labels, over="classes", samples=50
+        )
         drawn = np.random.default_rng(0).integers(len(means), size=(50, len(means)))
         np.testing.assert_allclose(draws, np.array(means)[drawn].mean(axis=1), rtol=1e-12)
     assert scores["R@1"] != plain["R@1"] and scores["without_positive"] == plain["without_positive"]

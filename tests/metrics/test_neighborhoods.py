@@ -5,6 +5,7 @@ import pytest
 from item_cases import case, every_kind, pairs
 
 from dmljax import metrics, retrieval
+from dmljax.report import diagnosis_items
 
 
 @every_kind
@@ -73,4 +74,7 @@ def test_worst_queries(per_class):
         shown[labels[i]] += 1
         if per_class is None or shown[labels[i]] <= per_class:
             expected.append(i)
-    assert metrics.worst_queries(first, map_at_r, labels, per_class=per_class).tolist() == expected
+    assert (
+        diagnosis_items.worst_queries(first, map_at_r, labels, per_class=per_class).tolist()
+        == expected
+    )

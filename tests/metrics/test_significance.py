@@ -178,7 +178,7 @@ def test_level_of_the_verdict():
 
 def test_p_value_against_a_loop():
     a, b, labels = _runs(0.02, seed=3)
-    means = metrics.bootstrap_means(a - b, groups=labels, samples=200, seed=4)
+    means = metrics.significance.bootstrap_means(a - b, groups=labels, samples=200, seed=4)
     below = sum(m <= 0 for m in means) + 1
     above = sum(m >= 0 for m in means) + 1
     comparison = metrics.compare(a, b, groups=labels, samples=200, seed=4)
@@ -215,7 +215,7 @@ def test_another_seed_gives_almost_the_same_p():
 
 
 # Simulated studies: a quick number, and one that shows a wrong formula of a percent.
-counts = pytest.mark.parametrize("count", [1200, pytest.param(20_000, marks=pytest.mark.slow)])
+counts = pytest.mark.parametrize("count", [800, pytest.param(20_000, marks=pytest.mark.slow)])
 
 
 def _simulate(seed, count, *shape):
@@ -368,8 +368,7 @@ def _folds(count, correlation):
 
 @counts
 @pytest.mark.parametrize(
-    ("correlation", "plain", "corrected"),
-    [(0.0, 0.049, 0.016), (0.1, 0.077, 0.027), (0.25, 0.130, 0.051), (0.4, 0.195, 0.084)],
+    ("correlation", "plain", "corrected"), [(0.0, 0.049, 0.016), (0.25, 0.130, 0.051)]
 )
 def test_type_1_error_over_folds(correlation, plain, corrected, count):
     runs = _folds(count, correlation)

@@ -7,6 +7,7 @@ import pytest
 from item_cases import case, every_kind, pairs
 
 from dmljax import metrics
+from dmljax.report import diagnosis_items
 
 CLASSES, IMAGES, D = 163, 16, 64  # the test split of configs/glyphs.py
 
@@ -27,7 +28,7 @@ def _suspects(embeddings, labels, **options):
     recalls = metrics.per_query(embeddings, labels, ks=(1,), metric_fns={})["R@1"]
     options = {"dimension": embeddings.shape[1]} | options
     recall = recalls[~np.isnan(recalls)].mean() if not np.isnan(recalls).all() else 0
-    return metrics.suspected_labels(near, histograms, recalls, **options), recall
+    return diagnosis_items.suspected_labels(near, histograms, recalls, **options), recall
 
 
 def _precision_and_recall(items, planted):
@@ -92,7 +93,7 @@ def test_the_rule_against_loops(kind):
         few = negatives[min(len(negatives) - 1, int(np.ceil(0.05 / r * len(negatives))) - 1)]
         if own[i] < few and other.get(i, -1) > ordinary:
             expected.append(i)
-    suspects = metrics.suspected_labels(
+    suspects = diagnosis_items.suspected_labels(
         near, histograms, np.ones(len(labels)), dimension=embeddings.shape[1]
     )
     share = len(expected) / len(own)
@@ -138,14 +139,14 @@ def test_planted_duplicates(within):
         search = {"gallery": embeddings[100:], "gallery_labels": labels[100:]}
         queries, query_labels, shift = embeddings[:100], labels[:100], 100
         gray |= {"gallery_gray_fn": lambda items: pixels[100 + items]}
-    found = metrics.near_duplicates(queries, query_labels, threshold=0.9, **search)
+    found = diagnosis_items.near_duplicates(queries, query_labels, threshold=0.9, **search)
     assert sorted(found.queries.tolist()) == list(range(10)) and np.isnan(found.correlations).all()
     np.testing.assert_array_equal(found.items, found.queries + 100 - shift)
     assert (np.diff(found.similarities) <= 0).all()
-    found = metrics.near_duplicates(queries, query_labels, threshold=0.9, **search, **gray)
+    found = diagnosis_items.near_duplicates(queries, query_labels, threshold=0.9, **search, **gray)
     assert sorted(found.queries.tolist()) == list(range(7))
     np.testing.assert_allclose(found.correlations, 1)
-    found = metrics.near_duplicates(queries, query_labels, threshold=1.1, **search)
+    found = diagnosis_items.near_duplicates(queries, query_labels, threshold=1.1, **search)
     assert not len(found.queries)
 
 
@@ -159,15 +160,15 @@ def test_duplicates_against_loops(kind):
         mutual = ranked[i, j] == ranked[i].max() == ranked[:, j].max() > 0.5
         if mutual and not is_same[i, j] and ("gallery" in kind or i < j):
             expected.add((i, j))
-    found = metrics.near_duplicates(embeddings, labels, threshold=0.5, **search)
+    found = diagnosis_items.near_duplicates(embeddings, labels, threshold=0.5, **search)
     assert set(zip(found.queries.tolist(), found.items.tolist(), strict=True)) == expected
 
 
 def test_flat_embeddings_need_pixels():
-    found = metrics.near_duplicates(np.ones((4, 2)), np.arange(4), threshold=0.9)
+    found = diagnosis_items.near_duplicates(np.ones((4, 2)), np.arange(4), threshold=0.9)
     assert not len(found.queries) and "embeddings of 2 dimensions" in found.refusal
     pixels = np.random.default_rng(0).random((4, 16, 16))
-    found = metrics.near_duplicates(
+    found = diagnosis_items.near_duplicates(
         np.ones((4, 2)), np.arange(4), threshold=0.9, gray_fn=lambda items: pixels[items * 0]
     )
     assert found.refusal == "" and len(found.queries)
@@ -177,7 +178,7 @@ def test_correlation_of_pixels():
     rng = np.random.default_rng(0)
     a, b = rng.random((5, 16, 16)), rng.random((5, 16, 16))
     expected = [np.corrcoef(x.ravel(), y.ravel())[0, 1] for x, y in zip(a, b, strict=True)]
-    np.testing.assert_allclose(metrics.gray_correlation(a, b), expected)
+    np.testing.assert_allclose(diagnosis_items.gray_correlation(a, b), expected)
     even = np.full((1, 16, 16), 0.1)  # its mean is rounded
-    assert metrics.gray_correlation(even, even * 2) == 1
-    assert metrics.gray_correlation(even, rng.random((1, 16, 16))) == 0
+    assert diagnosis_items.gray_correlation(even, even * 2) == 1
+    assert diagnosis_items.gray_correlation(even, rng.random((1, 16, 16))) == 0

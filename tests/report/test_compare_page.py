@@ -93,7 +93,7 @@ def test_page_text_and_study_print_one_comparison(runs, capsys):
     """The p-value is that of a loop over the same draws, and never 0."""
     first, second = (scores_file.read(folder) for folder in runs.values())
     differences = second.values["R@1"] - first.values["R@1"]
-    means = metrics.bootstrap_means(differences, groups=first.labels, samples=10_000)
+    means = metrics.significance.bootstrap_means(differences, groups=first.labels, samples=10_000)
     p = 2 * (1 + min(sum(means <= 0), sum(means >= 0))) / 10_001
     assert p == 2 / 10_001, "the second run is worse in every draw"
     section = compare_page.facts_of(runs).comparison

@@ -172,14 +172,14 @@ def test_a_device_that_is_less_precise_takes_float32(monkeypatch):
 def test_accelerators_use_the_filter_and_larger_tiles(monkeypatch, unchecked):
     x, y = _data(300)
     expected = all_ranks(x, y)
-    used, original = [], filtering.filtered_ranks
+    used, original = [], filtering.filtered_counts
     monkeypatch.setattr(
-        filtering, "filtered_ranks", lambda *a, **k: used.append((a, k)) or original(*a, **k)
+        filtering, "filtered_counts", lambda *a, **k: used.append((a, k)) or original(*a, **k)
     )
     assert all_ranks(x, y) == expected and not used  # a CPU
     monkeypatch.setattr(tiles, "on_accelerator", lambda devices: True)
     assert all_ranks(x, y) == expected
-    assert len(used) == 1 and used[0][1] == {"dtype": jnp.bfloat16}
+    assert len(used) == 1 and used[0][0][1] == jnp.bfloat16
     assert tiles.choose_tile(None, None) == 4096 and tiles.choose_tile(256, None) == 256
     for dtype, message in (("int8", "filter_dtype='int8': give jnp.bfloat16, jnp.float32"),):
         with pytest.raises(ValueError, match=message):

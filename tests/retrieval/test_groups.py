@@ -12,7 +12,7 @@ from dmljax.retrieval import ranking, tiles
 @pytest.mark.parametrize("name", ["euclidean", "cosine"])
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("sorted_from", [64, 3, 1])
-def test_ranks_outside_groups_are_those_of_a_loop(split, name, sorted_from, monkeypatch):
+def test_ranks_with_groups_are_those_of_a_loop(split, name, sorted_from, monkeypatch):
     """By counting, by sorting, and by both: of some queries each."""
     monkeypatch.setattr(ranking, "_SORTED_FROM", sorted_from)
     monkeypatch.setattr(tiles, "STRIP_SIZE", 500)
@@ -30,9 +30,7 @@ def test_ranks_outside_groups_are_those_of_a_loop(split, name, sorted_from, monk
     expected = naive_ranks(
         all_similarities(x, items, name), y, item_labels, within=not split, counts=counts
     )
-    blocks = retrieval.ranks_outside_groups(
-        x, y, groups, similarity_fn=getattr(retrieval, name), **gallery
-    )
+    blocks = retrieval.ranks(x, y, groups=groups, similarity_fn=getattr(retrieval, name), **gallery)
     assert ranks_by_query(blocks) == expected and len(expected) > 50
 
 
@@ -52,38 +50,5 @@ def test_without_groups_they_are_the_ordinary_ranks(split):
     x, y = rng.standard_normal((80, 5), dtype=np.float32), rng.integers(0, 9, 80)
     gallery = {"gallery": x[30:], "gallery_labels": y[30:]} if split else {}
     groups = {"gallery_groups": np.full(50, -1)} if split else {}
-    ranks = ranks_by_query(
-        retrieval.ranks_outside_groups(x, y, np.full(80, -1), **gallery, **groups)
-    )
+    ranks = ranks_by_query(retrieval.ranks(x, y, groups=np.full(80, -1), **gallery, **groups))
     assert ranks == ranks_by_query(retrieval.ranks(x, y, **gallery))
-
-
-X, Y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])
-BAD = X.copy()
-BAD[4, 1] = np.nan
-
-
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (
-            lambda f: f(X, Y, Y, gallery=X, gallery_labels=Y),
-            "give both, or only groups",
-        ),
-        (lambda f: f(X, Y, Y, gallery_groups=Y), "give both, or only groups"),
-        (
-            lambda f: f(X, Y, Y[:3]),
-            r"^groups are int64 of shape \(3,\): .* for each of the 6 embeddings",
-        ),
-        (lambda f: f(X, Y[:3], Y), r"labels have shape \(3,\), but there are 6 embeddings"),
-        (lambda f: f(X, Y * 0.5, Y), "labels are float64"),
-        (lambda f: f(BAD, Y, Y), r"embeddings\[4\] is not finite"),
-        (
-            lambda f: f(X, Y, Y, gallery=X[:, :3], gallery_labels=Y, gallery_groups=Y),
-            "6 dimensions and the gallery has 3",
-        ),
-    ],
-)
-def test_bad_input_is_named(call, message):
-    with pytest.raises(ValueError, match=message):
-        next(call(retrieval.ranks_outside_groups))

@@ -12,7 +12,7 @@ from sklearn.cluster._kmeans import _kmeans_plusplus
 from sklearn.metrics import normalized_mutual_info_score
 
 from dmljax import metrics, retrieval
-from dmljax.retrieval import clusters, tiles
+from dmljax.retrieval import clusters
 
 
 def _assert_is_stable(x, clusters, k):
@@ -57,13 +57,14 @@ def test_kmeans_skips_only_distances_that_cannot_change():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_of_equally_near_centers_the_first_counts_whether_it_moved_or_not(seed):
-    rng, search = np.random.default_rng(seed), clusters._Search(128)
+    rng = np.random.default_rng(seed)
     points, centers, new = (lattice(rng, n, d=2, top=4) for n in (90, 12, 12))
     has_moved = rng.random(12) < 0.4
-    similarities, assignment = clusters._closest(points, centers, search)
+    search = clusters._Points(points, 128)
+    similarities, assignment = search.closest(centers)
     centers[has_moved] = new[has_moved]
     is_kept = ~has_moved[assignment]
-    clusters._reassign(points, centers, has_moved, is_kept, assignment, similarities, search)
+    search.reassign(centers, has_moved, is_kept, assignment, similarities)
     exact = all_similarities(points, centers)
     np.testing.assert_array_equal(assignment, exact.argmax(axis=1))
     np.testing.assert_array_equal(similarities, exact.max(axis=1) + (points**2).sum(axis=1) / 2)
@@ -89,11 +90,11 @@ def test_kmeans_recovers_separate_clusters():
 def test_starts_follow_the_squared_distances():
     # Three places: 0 (many), 1 and 3. Exactly: first place, then p ~ squared distance.
     x = np.array([[0.0]] * 8 + [[1.0], [3.0]], np.float32)
-    rows, squares = tiles.plain_tiles(x, 128), (x[:, 0] ** 2).astype(np.float64)
+    points = clusters._Points(x, 128)
     counts = dict.fromkeys(itertools.product((0, 1, 3), repeat=2), 0)
     for seed in range(500):
         rng = np.random.default_rng(seed)
-        first, second = clusters._draw_starts(x, rows, squares, 2, rng, clusters._Search(128))
+        first, second = points.draw(2, rng)
         counts[int(x[first, 0]), int(x[second, 0])] += 1
     for a, share in ((0, 0.8), (1, 0.1), (3, 0.1)):
         weights = {b: (8 if b == 0 else 1) * (a - b) ** 2 for b in (0, 1, 3)}
@@ -105,7 +106,7 @@ def test_starts_follow_the_squared_distances():
 def test_starts_drawn_in_batches_have_the_distribution_of_one_by_one():
     # Eight places on a line: how often each is among five starts, against a plain loop.
     x = np.array([0, 1, 2, 4, 7, 11, 16, 22], np.float32)[:, None]
-    rows, squares = tiles.plain_tiles(x, 128), (x[:, 0] ** 2).astype(np.float64)
+    points = clusters._Points(x, 128)
 
     def plain(rng):
         chosen = [rng.integers(8)]
@@ -117,11 +118,7 @@ def test_starts_drawn_in_batches_have_the_distribution_of_one_by_one():
     draws = 500
     batched, one_by_one = np.zeros(8), np.zeros(8)
     for seed in range(draws):
-        batched[
-            clusters._draw_starts(
-                x, rows, squares, 5, np.random.default_rng(seed), clusters._Search(128)
-            )
-        ] += 1
+        batched[points.draw(5, np.random.default_rng(seed))] += 1
         one_by_one[plain(np.random.default_rng(10_000 + seed))] += 1
     np.testing.assert_allclose(batched / draws, one_by_one / draws, atol=4 * np.sqrt(0.5 / draws))
 
@@ -152,13 +149,10 @@ def test_of_several_starts_the_least_inertia_counts():
     x = (centers[truth] + rng.standard_normal((len(truth), 8))).astype(np.float32)
     origin = x.mean(axis=0, dtype=np.float64)  # `kmeans` computes relative to it
     points = (x - origin).astype(np.float32)
-    squares = np.vecdot(points, points).astype(np.float64)
-    rows, draws = tiles.plain_tiles(points, 384), np.random.default_rng(5)
+    draws, search = np.random.default_rng(5), clusters._Points(points, 384)
     runs = []
     for _ in range(6):
-        start = points[
-            clusters._draw_starts(points, rows, squares, 30, draws, clusters._Search(384))
-        ]
+        start = points[search.draw(30, draws)]
         runs.append(KMeans(30, init=start, n_init=1, tol=0, algorithm="lloyd").fit(points))
     inertias = [run.inertia_ for run in runs]
     best = int(np.argmin(inertias))
@@ -176,14 +170,13 @@ def test_of_several_starts_the_least_inertia_counts():
     for seed in range(8):
         several, one = (retrieval.kmeans(line, k=2, seed=seed, starts=n) for n in (4, 1))
         np.testing.assert_array_equal(several.assignment, one.assignment)
-    with pytest.raises(ValueError, match="starts=0 must be at least 1"):
+    with pytest.raises(ValueError, match="must be at least 1, got 0 and 1"):
         retrieval.kmeans(x, k=30, starts=0)
 
 
 def test_greedy_starts_are_those_of_scikit_learn():
     """From the same random numbers."""
     x = np.random.default_rng(4).standard_normal((300, 5)).astype(np.float32)
-    squares = np.vecdot(x, x).astype(np.float64)
 
     class Draws:
         """Our generator behind the two functions that scikit-learn calls."""
@@ -199,7 +192,7 @@ def test_greedy_starts_are_those_of_scikit_learn():
     _, expected = _kmeans_plusplus(
         x.astype(np.float64), 20, np.vecdot(x, x).astype(np.float64), np.ones(300), Draws()
     )
-    actual = clusters._draw_greedily(x, squares, 20, np.random.default_rng(9), trials=4)
+    actual = clusters._Points(x, 128).draw_greedily(20, np.random.default_rng(9), trials=4)
     np.testing.assert_array_equal(actual, expected)
 
 
@@ -221,7 +214,9 @@ def test_the_options_of_scikit_learn_give_its_inertia():
     error = np.sqrt((greedy.var() + reference.var()) / 12)
     assert abs(greedy.mean() - reference.mean()) < 3 * error
     assert plain.mean() > greedy.mean() + 3 * error
-    with pytest.raises(ValueError, match="trials=0 must be at least 1, or None for 2 \\+ log k"):
+    with pytest.raises(
+        ValueError, match="must be at least 1, got 1 and 0: give trials=None for 2 \\+ log k"
+    ):
         retrieval.kmeans(x, k=4, trials=0)
 
 
@@ -230,12 +225,7 @@ def test_a_tolerance_ends_the_iterations_where_scikit_learn_ends():
     x = (rng.standard_normal((500, 3)) + np.array([0.4, -0.4, 0.4])).astype(np.float32)
     origin = x.mean(axis=0, dtype=np.float64)
     points = (x - origin).astype(np.float32)
-    rows, squares = tiles.plain_tiles(points, 512), np.vecdot(points, points).astype(np.float64)
-    start = points[
-        clusters._draw_starts(
-            points, rows, squares, 10, np.random.default_rng(0), clusters._Search(512)
-        )
-    ]
+    start = points[clusters._Points(points, 512).draw(10, np.random.default_rng(0))]
     for tolerance in (0.4, 0.09, 1e-2, 0.0):  # the centers move by 0.41 and 0.092
         reference = KMeans(10, init=start, n_init=1, tol=tolerance, algorithm="lloyd").fit(points)
         ours = retrieval.kmeans(x, k=10, tolerance=tolerance)

@@ -1,10 +1,9 @@
-"""The map: near items stay near, the same map twice, and degenerate data."""
+"""The map of the embeddings: near items stay near, the same map twice, and degenerate data."""
 
 import numpy as np
 import pytest
 
-from dmljax import metrics
-from dmljax.metrics import projection
+from dmljax.report import projection
 
 
 def _clusters(n, *, classes=12, d=16, seed=0):
@@ -23,18 +22,18 @@ def _share_of_class(positions, labels, k=5):
 def test_tsne_keeps_neighborhoods_and_repeats_itself():
     embeddings, labels = _clusters(120)
     embeddings[9] = np.nan
-    plan = metrics.map_positions(embeddings, labels)
+    plan = projection.map_positions(embeddings, labels)
     readable = np.arange(120) != 9
     assert np.isnan(plan.positions[9]).all() and plan.is_anchor.tolist() == readable.tolist()
     assert _share_of_class(plan.positions[readable], labels[readable]) > 0.95
     assert plan.note == "all placed by t-SNE"
-    again = metrics.map_positions(embeddings, labels)
+    again = projection.map_positions(embeddings, labels)
     np.testing.assert_array_equal(again.positions, plan.positions)
 
 
 def test_items_lie_between_their_nearest_anchors():
     embeddings, labels = _clusters(600)
-    plan = metrics.map_positions(embeddings, labels, anchors=120)
+    plan = projection.map_positions(embeddings, labels, anchors=120)
     assert plan.is_anchor.sum() == 120 and plan.note.startswith("120 placed by t-SNE, the others")
     assert np.bincount(labels[plan.is_anchor]).tolist() == [10] * 12  # by class in turn
     units = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
@@ -51,7 +50,7 @@ def test_items_lie_between_their_nearest_anchors():
 @pytest.mark.parametrize("d", [1, 2])
 def test_flat_embeddings_are_the_map(d):
     embeddings = np.random.default_rng(0).standard_normal((30, d))
-    plan = metrics.map_positions(embeddings, np.zeros(30, int), anchors=10)
+    plan = projection.map_positions(embeddings, np.zeros(30, int), anchors=10)
     np.testing.assert_array_equal(plan.positions[:, :d], embeddings)
     assert not plan.positions[:, d:].any() and f"{d}-dimensional" in plan.note
 
@@ -59,19 +58,19 @@ def test_flat_embeddings_are_the_map(d):
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 4, 6])
 def test_few_items(n):
     embeddings, labels = _clusters(n) if n else (np.zeros((0, 16)), np.zeros(0, int))
-    positions = metrics.map_positions(embeddings, labels).positions
+    positions = projection.map_positions(embeddings, labels).positions
     assert positions.shape == (n, 2) and np.isfinite(positions).all()
 
 
 def test_collapsed_embeddings():
-    assert not metrics.map_positions(np.ones((50, 8)), np.zeros(50, int)).positions.any()
+    assert not projection.map_positions(np.ones((50, 8)), np.zeros(50, int)).positions.any()
 
 
 def test_wrong_arguments():
     with pytest.raises(ValueError, match="anchors=3 must be at least 4"):
-        metrics.map_positions(np.eye(5), np.arange(5), anchors=3)
+        projection.map_positions(np.eye(5), np.arange(5), anchors=3)
     with pytest.raises(ValueError, match=r"shape \(5, 5\) and labels \(4,\)"):
-        metrics.map_positions(np.eye(5), np.arange(4))
+        projection.map_positions(np.eye(5), np.arange(4))
 
 
 def test_the_probabilities_have_the_perplexity_and_are_symmetric():

@@ -21,7 +21,7 @@ _NEIGHBORS, _TEMPERATURE = 3, 0.03  # anchors that place an item, weighted by ex
 class MapPositions(NamedTuple):
     """A position of every item, NaN for an unreadable one, and which items t-SNE placed.
 
-    `note` says how the positions came about, for the text beside a map.
+    `note` describes how the positions were computed, for the text next to a map.
     """
 
     positions: Float[np.ndarray, "n 2"]
@@ -38,7 +38,7 @@ def map_positions(
     tile: int | None = None,
     devices: Sequence[Any] | None = None,
 ) -> MapPositions:
-    """Positions by t-SNE (van der Maaten & Hinton, 2008); two dimensions and one as they are.
+    """Computes positions by t-SNE (van der Maaten & Hinton, 2008), or takes 1 or 2 dimensions.
 
     Up to `anchors` items are placed by t-SNE of their unit vectors, with perplexity min(30, (n -
     1) / 4) and a start by principal components. Of more items, t-SNE places `anchors`, drawn by
@@ -47,7 +47,7 @@ def map_positions(
     Neighborhoods in a map mean something; far distances, sizes and gaps do not.
 
     >>> embeddings = np.array([[0.0, 2.0], [3.0, 4.0]])
-    >>> metrics.map_positions(embeddings, np.array([0, 1])).positions.tolist()
+    >>> projection.map_positions(embeddings, np.array([0, 1])).positions.tolist()
     [[0.0, 2.0], [3.0, 4.0]]
     """
     if anchors < _NEIGHBORS + 1:
@@ -93,7 +93,7 @@ def map_positions(
 
 
 def _tsne(x: np.ndarray) -> np.ndarray:
-    """t-SNE `[n 2]` of unit vectors `[n d]`, without sampling: all pairs, every step.
+    """Computes t-SNE `[n 2]` of unit vectors `[n d]` with all pairs in every step.
 
     It starts at the first two principal components and draws nothing, so that the same vectors give
     the same positions. For the first 80 of 300 steps, attraction is 12 times as strong.
@@ -114,7 +114,7 @@ def _tsne(x: np.ndarray) -> np.ndarray:
 
 @jax.jit
 def _attraction(x: jax.Array, entropy: jax.Array) -> jax.Array:
-    """The symmetric probabilities P `[n n]` of t-SNE; `entropy` is the log of the perplexity."""
+    """Computes the probabilities P `[n n]` of t-SNE; `entropy` is the log of the perplexity."""
     n = len(x)
     distances = 2 - 2 * jnp.matmul(x, x.T, precision=jax.lax.Precision.HIGHEST)
     itself = jnp.eye(n, dtype=bool)
@@ -142,7 +142,7 @@ def _attraction(x: jax.Array, entropy: jax.Array) -> jax.Array:
 
 @jax.jit
 def _descend(attraction: jax.Array, start: jax.Array, rate: jax.Array) -> jax.Array:
-    """Gradient descent with momentum and gains, as published."""
+    """Runs gradient descent with momentum and gains, as published."""
 
     def step(i, carry):
         y, velocity, gains = carry

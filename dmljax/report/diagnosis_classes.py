@@ -8,13 +8,14 @@ import numpy as np
 from jaxtyping import Float, Int, Integer
 
 from dmljax import retrieval
+from dmljax.metrics.neighbors import class_blocks
 from dmljax.metrics.ranking import divide
-from dmljax.metrics.sides import Side, Sides, sides
+from dmljax.metrics.sides import Side, counted, sides
 from dmljax.metrics.significance import LEVEL
+from dmljax.metrics.spread import class_sums
 from dmljax.retrieval import Embeddings, Labels
-from dmljax.vectors import unit_vectors
 
-__all__ = ["ClassTable", "Confusions", "class_table", "confusions", "density", "wilson_upper"]
+__all__ = ["ClassTable", "Confusions", "class_table", "confusions"]
 
 
 class ClassTable(NamedTuple):
@@ -51,14 +52,15 @@ def class_table(
     gallery_groups: Integer[np.ndarray, "n"] | None = None,
     devices: Sequence[Any] | None = None,
 ) -> ClassTable:
-    """The scores, the tightness and the nearest other class of every class.
+    """Computes the scores, the tightness and the nearest other class of every class.
 
     `recall_at_1` and `map_at_r` are the values of `per_query`. With a gallery, `inside` is over
     pairs of a query and an item, and queries and items have separate class means. Pairs of
     one group (not -1) are ignored, and so are rows that hold a NaN.
 
     >>> embeddings, labels = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), np.array([5, 5, 7])
-    >>> table = metrics.class_table(embeddings, labels, np.array([1, 0, np.nan]), np.ones(3))
+    >>> scores = np.array([1, 0, np.nan]), np.ones(3)
+    >>> table = diagnosis_classes.class_table(embeddings, labels, *scores)
     >>> table.recall_at_1.tolist(), table.inside.round(2).tolist(), table.next_class.tolist()
     ([0.5, nan], [0.8, nan], [1, 0])
     """
@@ -76,7 +78,7 @@ def class_table(
         divide(np.bincount(codes, x[is_scored], minlength=count), sizes) for x in (recalls, scores)
     )
     upper = wilson_upper(np.nan_to_num(recall * sizes), sizes)
-    inside = _inside(search._replace(queries=queries, gallery=items), count)
+    inside = _inside(queries, items, count)
     next_class, next_similarity = _next_classes(queries, items, count, devices)
     return ClassTable(
         labels=search.classes[classes],
@@ -99,13 +101,13 @@ def wilson_upper(
     *,
     level: float = LEVEL,
 ) -> Float[np.ndarray, "..."]:
-    """The upper limit of Wilson's interval (1927) of a share; NaN without trials.
+    """Computes the upper limit of Wilson's interval (1927) of a fraction; NaN without trials.
 
     (p + z^2/2n + z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), with p = successes / n and z the
     normal quantile of `level`. Few trials give a high limit: a list that is sorted by it starts
-    with shares that are surely low.
+    with fractions that are surely low.
 
-    >>> metrics.wilson_upper(np.array([0, 0, 5]), np.array([2, 20, 10])).round(2)
+    >>> diagnosis_classes.wilson_upper(np.array([0, 0, 5]), np.array([2, 20, 10])).round(2)
     array([0.66, 0.16, 0.76])
     """
     z = NormalDist().inv_cdf((1 + level) / 2)
@@ -122,8 +124,8 @@ class Confusions(NamedTuple):
     `counts` are the queries of class `labels` whose nearest item is of class `taken_for`, and
     `reverse` counts the opposite direction. `threats` also counts queries that are right and whose
     nearest item of another class is of `taken_for`. `queries` is the number of scored queries of
-    the class. `examples` are query numbers, -1 behind the last; such a query is confused with its
-    nearest item of another class.
+    the class. `examples` are indices of queries, -1 behind the last; such a query is confused with
+    its nearest item of another class.
     """
 
     labels: Integer[np.ndarray, "m"]
@@ -144,13 +146,13 @@ def confusions(
     fewest: int = 2,
     examples: int = 6,
 ) -> Confusions:
-    """Pairs of classes (A, B) with at least `fewest` queries of A whose nearest item is of B.
+    """Finds pairs of classes (A, B) with `fewest` or more queries of A whose nearest item is of B.
 
     `recall_at_1` are the values of `per_query`, and `other` the nearest item of another class of
     every query, as `neighborhoods` gives it. Only queries with R@1 = 0 count.
 
     >>> labels, other = np.array([3, 3, 4, 4]), np.array([2, 2, 0, 1])
-    >>> pairs = metrics.confusions(labels, np.array([0.0, 0.0, 0.0, 1.0]), other)
+    >>> pairs = diagnosis_classes.confusions(labels, np.array([0.0, 0.0, 0.0, 1.0]), other)
     >>> pairs.labels.tolist(), pairs.taken_for.tolist(), pairs.counts.tolist()
     ([3], [4], [2])
     """
@@ -160,7 +162,7 @@ def confusions(
     codes, other_codes = codes[: len(labels)], codes[len(codes) - len(others) :]
     count = len(classes)
     scored = np.flatnonzero(~np.isnan(recalls) & (other >= 0))
-    # One number for each pair of classes: a table of all pairs would be 1 GB for 11,316 classes.
+    # One code for each pair of classes: a table of all pairs would be 1 GB for 11,316 classes.
     pairs = codes[scored] * count + other_codes[other[scored]]
     is_wrong = recalls[scored] == 0
     wrong, counts = np.unique(pairs[is_wrong], return_counts=True)
@@ -188,89 +190,25 @@ def confusions(
     )
 
 
-def density(embeddings: Embeddings, labels: Labels) -> float:
-    """Mean distance inside a class / mean distance between class means (Roth et al., 2020).
-
-    Distances are 1 - cosine, and the means of the classes are made unit vectors. Classes of one
-    item count only among the means: they have no distance inside. Smaller is tighter.
-
-    >>> embeddings = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
-    >>> round(metrics.density(embeddings, np.array([0, 0, 1, 1])), 3)
-    0.2
-    """
-    items = sides(embeddings, labels).queries
-    classes, codes = np.unique(items.codes, return_inverse=True)
-    count = len(classes)
-    if count < 2:
-        return float("nan")
-    sums, sizes = _sums(items.vectors, codes, count), np.bincount(codes)
-    squares = np.bincount(codes, np.vecdot(items.vectors, items.vectors))
-    pairs = sizes * (sizes - 1)
-    inside = 1 - divide(np.vecdot(sums, sums) - squares, pairs)
-    means = unit_vectors(sums)
-    total = means.sum(axis=0, dtype=np.float64)
-    between = 1 - (total @ total - np.vecdot(means, means).sum()) / (count * (count - 1))
-    if not pairs.any() or between <= 0:
-        return float("nan")
-    return float(np.nanmean(inside) / between)
-
-
-def _inside(search: Sides, count: int) -> Float[np.ndarray, "c"]:
-    """The mean cosine of the counted pairs of each class, computed from sums."""
-    queries, items = search.queries, search.gallery
-    totals, pairs = _products(queries, items, count)
-    # Pairs of one class and one group are ignored: subtract them, cell by cell.
-    grouped_queries, grouped_items = (
-        side.take(np.flatnonzero(side.groups >= 0)) for side in (queries, items)
-    )
-    if len(grouped_queries.rows) and len(grouped_items.rows):
-        step = 1 + max(grouped_queries.groups.max(), grouped_items.groups.max())
-        cells = [side.codes * step + side.groups for side in (grouped_queries, grouped_items)]
-        distinct = np.unique(np.concatenate(cells))
-        cell_codes = [np.searchsorted(distinct, cell) for cell in cells]
-        ignored, ignored_pairs = _products(
-            grouped_queries._replace(codes=cell_codes[0]),
-            grouped_items._replace(codes=cell_codes[1]),
-            len(distinct),
-        )
-        totals -= np.bincount(distinct // step, ignored, minlength=count)
-        pairs -= np.bincount(distinct // step, ignored_pairs, minlength=count).astype(np.int64)
-    if search.within:  # no item with itself
-        alone = queries.take(np.flatnonzero(queries.groups < 0))
-        squares = np.vecdot(alone.vectors, alone.vectors)
-        totals -= np.bincount(alone.codes, squares, minlength=count)
-        pairs -= np.bincount(alone.codes, minlength=count)
+def _inside(queries: Side, items: Side, count: int) -> Float[np.ndarray, "c"]:
+    """Returns the mean cosine of the counted pairs of each class."""
+    totals, pairs = np.zeros(count), np.zeros(count, np.int64)
+    for rows, columns in class_blocks(queries.codes, items.codes):
+        left, right = queries.take(rows), items.take(columns)
+        cosines, where = left.vectors.astype(np.float64) @ right.vectors.T, counted(left, right)
+        totals[left.codes[0]] += cosines.sum(where=where)
+        pairs[left.codes[0]] += where.sum()
     return divide(totals, pairs)
-
-
-def _products(
-    queries: Side, items: Side, count: int
-) -> tuple[Float[np.ndarray, "c"], Int[np.ndarray, "c"]]:
-    """The sum of the cosines of all pairs with the same code, and the number of these pairs."""
-    sums = [_sums(side.vectors, side.codes, count) for side in (queries, items)]
-    sizes = [np.bincount(side.codes, minlength=count) for side in (queries, items)]
-    return np.vecdot(*sums), sizes[0] * sizes[1]
-
-
-def _sums(vectors: np.ndarray, codes: np.ndarray, count: int) -> Float[np.ndarray, "c d"]:
-    """The sum of the vectors of every code, in double precision."""
-    sums = np.zeros((count, vectors.shape[1]))
-    if not len(codes):
-        return sums
-    order = np.argsort(codes, kind="stable")
-    present, starts = np.unique(codes[order], return_index=True)
-    sums[present] = np.add.reduceat(vectors[order], starts, axis=0, dtype=np.float64)
-    return sums
 
 
 def _next_classes(
     queries: Side, items: Side, count: int, devices: Sequence[Any] | None
 ) -> tuple[Int[np.ndarray, "c"], Float[np.ndarray, "c"]]:
-    """For each class with queries, the class whose mean is nearest to its mean, and the cosine."""
+    """Finds the class whose mean is nearest to that of each class with queries, and the cosine."""
     next_class, next_similarity = np.full(count, -1), np.full(count, np.nan)
     left, right = np.unique(queries.codes), np.unique(items.codes)
     if len(left) and len(right):
-        means = [_sums(side.vectors, side.codes, count) for side in (queries, items)]
+        means = [class_sums(side.vectors, side.codes, count) for side in (queries, items)]
         indices, similarities = retrieval.nearest(
             means[0][left].astype(np.float32),
             means[1][right].astype(np.float32),
@@ -287,8 +225,8 @@ def _next_classes(
 
 
 def _count_of(keys: np.ndarray, counts: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """The counts of these keys among the sorted `keys`, 0 for a key that is not there."""
+    """Returns the counts of the targets among the sorted `keys`, 0 for a missing one."""
     if not len(keys):
         return np.zeros(len(targets), np.int64)
-    places = np.minimum(np.searchsorted(keys, targets), len(keys) - 1)
-    return np.where(keys[places] == targets, counts[places], 0)
+    rows = np.minimum(np.searchsorted(keys, targets), len(keys) - 1)
+    return np.where(keys[rows] == targets, counts[rows], 0)

@@ -1,38 +1,115 @@
-"""Items to look at: labels that are perhaps wrong, and images that are perhaps the same."""
+"""Items to look at: worst queries, hubs, labels that are perhaps wrong, and near duplicates."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int, Integer
+from jaxtyping import Bool, Float, Int, Integer
 
 from dmljax import retrieval
 from dmljax.metrics.neighbors import Neighborhoods, counted_nearest
 from dmljax.metrics.pair_similarity import SimilarityHistograms, similarity_at_share
-from dmljax.metrics.sides import sides
+from dmljax.metrics.sides import sides, turns
 from dmljax.retrieval import Embeddings, Labels
 
 __all__ = [
+    "Hubs",
     "NearDuplicates",
     "SuspectedLabels",
-    "gray_correlation",
+    "hubs",
     "near_duplicates",
     "suspected_labels",
+    "worst_queries",
 ]
 
-_CHANCE, _ORDINARY = 0.05, 0.25  # the shares of the rule of `suspected_labels`
+_CHANCE, _ORDINARY = 0.05, 0.25  # the fractions of the rule of `suspected_labels`
 _LOWEST_RECALL, _LARGEST_SHARE, _FLAT = 0.5, 0.05, 3
 _SAME_PIXELS = 0.9  # correlation of two gray images from which on they are the same
 
 GrayFn = Callable[[np.ndarray], np.ndarray]
 
 
+def worst_queries(
+    first: Integer[np.ndarray, "q"],
+    map_at_r: Float[np.ndarray, "q"],
+    labels: Labels,
+    *,
+    per_class: int | None = 3,
+) -> Int[np.ndarray, "m"]:
+    """Sorts queries, worst first: by the rank of the first positive, then by MAP@R.
+
+    `first` is the rank of the first positive, from 1; 0 is a query without a positive, which is
+    left out. At most `per_class` queries of a label come, or all with None.
+
+    >>> first, map_at_r = np.array([1, 9, 9, 0]), np.array([1.0, 0.1, 0.0, np.nan])
+    >>> diagnosis_items.worst_queries(first, map_at_r, np.array([0, 0, 0, 1]), per_class=2)
+    array([2, 1])
+    """
+    first, codes = np.asarray(first), np.unique(np.asarray(labels), return_inverse=True)[1]
+    order = np.lexsort((np.arange(len(first)), map_at_r, -first.astype(np.int64)))
+    order = order[first[order] > 0]
+    if per_class is None:
+        return order
+    return order[turns(codes[order]) < per_class]
+
+
+class Hubs(NamedTuple):
+    """Counts of the queries that find each item among their nearest.
+
+    `counts` are the queries that find an item; `wrong` counts only queries of another class.
+    `skewness` describes the counts, and `never_found` the fraction of items that no query finds.
+    `order` lists the items that some query finds, those that are found wrongly most often first.
+    """
+
+    counts: Int[np.ndarray, "n"]
+    wrong: Int[np.ndarray, "n"]
+    skewness: float
+    never_found: float
+    order: Int[np.ndarray, "m"]
+
+
+def hubs(
+    nearest: Int[np.ndarray, "q k"],
+    labels: Labels,
+    *,
+    gallery_labels: Labels | None = None,
+    where: Bool[np.ndarray, "n"] | None = None,
+) -> Hubs:
+    """Counts N_k(j) = #{i: j is among the k nearest of i} (Radovanovic et al., 2010).
+
+    `nearest` is the table of `neighborhoods`, -1 for no item. The skewness is E[(N - mean)^3] /
+    sd^3: 0 for even counts, large if few items are found everywhere. `where` marks the items to
+    count, such as those that could be read.
+
+    >>> nearest = np.array([[2], [2], [1]])
+    >>> hubs = diagnosis_items.hubs(nearest, np.array([0, 1, 1]))
+    >>> hubs.counts.tolist(), hubs.wrong.tolist(), hubs.order.tolist()
+    ([0, 1, 2], [0, 0, 1], [2, 1])
+    """
+    labels = np.asarray(labels)
+    item_labels = labels if gallery_labels is None else np.asarray(gallery_labels)
+    queries, columns = np.nonzero(nearest >= 0)
+    items = nearest[queries, columns]
+    is_wrong = labels[queries] != item_labels[items]
+    counts = np.bincount(items, minlength=len(item_labels))
+    wrong = np.bincount(items[is_wrong], minlength=len(item_labels))
+    counted = counts if where is None else counts[where]
+    skewness = never_found = float("nan")
+    if len(counted):
+        never_found = float(np.mean(counted == 0))
+        deviations = counted - counted.mean()
+        spread = np.sqrt(np.mean(deviations**2))
+        skewness = float(np.mean(deviations**3) / spread**3) if spread > 0 else 0.0
+    order = np.lexsort((np.arange(len(counts)), -counts, -wrong))
+    return Hubs(counts, wrong, skewness, never_found, order[counts[order] > 0])
+
+
 class SuspectedLabels(NamedTuple):
     """Items whose label is perhaps wrong, the most suspicious first.
 
     `margins` are by how much the nearest item of another class is nearer than the nearest of the
-    item's own. `refusal` says why there is no list; it is empty where there is one.
+    item's own. `refusal` says why items were not judged; it is empty if they were.
     """
 
     items: Int[np.ndarray, "m"]
@@ -47,21 +124,21 @@ def suspected_labels(
     *,
     dimension: int,
 ) -> SuspectedLabels:
-    """Items with p_i < t(0.05 / R_i) and o_i > the 25 % quantile of all p, sorted by o_i - p_i.
+    """Finds items with p_i < t(0.05 / R_i) and o_i > the 25 % quantile of all p, by o_i - p_i.
 
-    p_i and o_i are the cosines of the nearest item of its own class and of another, R_i the number
-    of its positives, and t(f) the cosine that a share f of the pairs of different classes reaches.
-    Such an item is no nearer to its own class than a stranger would be by luck in R_i tries, and as
-    near to another class as real members are. A swap between two classes that look alike is
-    mostly not found.
+    p_i and o_i are the cosines of the nearest item of its class and of another, R_i the count of
+    its positives, and t(f) the cosine that a fraction f of the pairs of different classes reaches.
+    Such an item is not nearer to its class than a stranger would be by luck in R_i tries, and as
+    near to another class as real members are. A swap between two classes that look alike is mostly
+    not found.
 
-    There is no list if R@1 is below 0.5, if more than 5 % of the items would be on it, or if the
+    Items are not judged if R@1 is below 0.5, if more than 5 % of them would be listed, or if the
     embeddings have at most 3 dimensions: then the embedding, not the labels, is at fault.
 
     >>> labels, is_seventh = np.arange(99) % 9, np.arange(99) == 7
     >>> x = np.random.default_rng(0).normal(np.eye(9)[np.where(is_seventh, 3, labels)], 0.1)
     >>> near, pairs = metrics.neighborhoods(x, labels), metrics.similarity_histograms(x, labels)
-    >>> metrics.suspected_labels(near, pairs, np.ones(99), dimension=9).items
+    >>> diagnosis_items.suspected_labels(near, pairs, np.ones(99), dimension=9).items
     array([7])
     """
 
@@ -92,7 +169,7 @@ class NearDuplicates(NamedTuple):
     """Pairs of a query and an item of different classes, the most similar first.
 
     `correlations` compare their pixels, NaN where pixels were not compared. `refusal` says why
-    there is no list; it is empty where there is one.
+    no pairs were searched; it is empty if they were.
     """
 
     queries: Int[np.ndarray, "m"]
@@ -116,7 +193,7 @@ def near_duplicates(
     tile: int | None = None,
     devices: Sequence[Any] | None = None,
 ) -> NearDuplicates:
-    """Mutual nearest neighbors of different classes with a cosine of at least `threshold`.
+    """Finds mutual nearest neighbors of different classes with a cosine of `threshold` or more.
 
     A good threshold is the 99 % quantile of `neighborhoods(...).own_similarity`: nearer than
     almost all pairs of one class. `gray_fn(items)` gives the pixels `[m h w]` of these items as
@@ -125,7 +202,7 @@ def near_duplicates(
     classes have other labels, the pairs are leaks between the splits.
 
     >>> embeddings = np.eye(4)[[0, 0, 1, 2, 3, 3]]
-    >>> pairs = metrics.near_duplicates(embeddings, np.arange(6), threshold=0.9)
+    >>> pairs = diagnosis_items.near_duplicates(embeddings, np.arange(6), threshold=0.9)
     >>> pairs.queries.tolist(), pairs.items.tolist()
     ([0, 4], [1, 5])
     """
@@ -172,12 +249,13 @@ def near_duplicates(
 
 
 def gray_correlation(a: np.ndarray, b: np.ndarray) -> Float[np.ndarray, "m"]:
-    """Pearson's correlation of the pixels of image a_i and image b_i, `[m h w]` each.
+    """Computes Pearson's correlation of the pixels of image a_i and image b_i, `[m h w]` each.
 
-    Images of one even gray have none: 1 if both are even, 0 if one is.
+    Images of one gray level have none: 1 if both are such images, 0 if one is.
 
     >>> image = np.array([[0.0, 1.0], [2.0, 5.0]])
-    >>> metrics.gray_correlation(np.stack([image, image]), np.stack([image * 3 + 1, -image]))
+    >>> images, others = np.stack([image, image]), np.stack([image * 3 + 1, -image])
+    >>> diagnosis_items.gray_correlation(images, others)
     array([ 1., -1.])
     """
     a, b = (np.asarray(x, np.float64).reshape(len(x), -1) for x in (a, b))
