@@ -74,5 +74,5 @@ def test_an_image_leads_its_batch_even_among_copies_of_itself():
     x = np.zeros((8, 3))
     batches = reciprocal.k_reciprocal(x, k=3, batch_size=4)
     assert (batches[:, 0] == np.arange(8)).all()
-    with pytest.raises(ValueError, match="between 1 and 8 embeddings, not 9"):
+    with pytest.raises(ValueError, match="between 1 and 8 embeddings, got 9"):
         reciprocal.k_reciprocal(x, batch_size=9)

@@ -17,7 +17,10 @@ X, Y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])
     [
         (lambda: all_ranks(BAD, Y), r"embeddings\[4\] is not finite"),
         (lambda: all_ranks(X * 1e25, Y), r"embeddings\[0\] is not finite.*scale"),
-        (lambda: all_ranks(X, Y, gallery=BAD, gallery_labels=Y), r"gallery\[4\] is not finite"),
+        (
+            lambda: all_ranks(X[:, :2], Y, gallery=BAD, gallery_labels=Y),
+            r"gallery\[4\] is not finite",
+        ),
         (lambda: all_ranks(X[0], Y), r"shape \(6,\)"),
         (lambda: all_ranks(X[:0], Y[:0]), r"shape \(0, 6\).*not empty"),
         (lambda: all_ranks(X * 1j, Y), "complex128: give real"),
@@ -45,7 +48,7 @@ X, Y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])
         (lambda: retrieval.kmeans(X, k=2, devices=[]), "^devices is empty: leave it out"),
         (lambda: all_ranks(X, Y, filter_dtype="float99"), "filter_dtype='float99': give jnp.bf"),
         (lambda: all_ranks(X.astype(str), Y), "^embeddings are <U32: give real numbers"),
-        (lambda: all_ranks(X, Y.astype(str)), "^labels are <U21: give integers"),
+        (lambda: all_ranks(X, Y.astype(str)), "^labels are <U21 .*: give integers"),
         (lambda: all_ranks(X, Y, gallery=X[:0], gallery_labels=Y[:0]), "^gallery of shape"),
     ],
 )
