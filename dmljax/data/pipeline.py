@@ -272,18 +272,21 @@ def _share(
     batch_size: int, host: int, hosts: int, padded: int | None, unreadable: str
 ) -> dict[str, Any]:
     """Returns the rows of a host, as `batches` takes them; the last ones may be padding."""
+    padded = -(-batch_size // max(hosts, 1)) * hosts if padded is None else padded
+    problem = ""
     if batch_size < 1:
-        raise ValueError(f"batch_size must be 1 or more, not {batch_size}")
-    if unreadable not in ("raise", "skip"):
-        raise ValueError(f"unreadable must be 'raise' or 'skip', not {unreadable!r}")
-    if not 0 <= host < hosts:
-        raise ValueError(f"host {host} of {hosts} does not exist")
-    padded = -(-batch_size // hosts) * hosts if padded is None else padded
-    if padded < batch_size or padded % hosts:
-        raise ValueError(
+        problem = f"batch_size must be 1 or more, not {batch_size}"
+    elif unreadable not in ("raise", "skip"):
+        problem = f"unreadable must be 'raise' or 'skip', not {unreadable!r}"
+    elif not 0 <= host < hosts:
+        problem = f"host {host} of {hosts} does not exist"
+    elif padded < batch_size or padded % hosts:
+        problem = (
             f"{padded} rows of a batch of {batch_size} cannot be divided evenly by {hosts} hosts, "
             "which must all have the same number of devices"
         )
+    if problem:
+        raise ValueError(problem)
     size, skip = padded // hosts, unreadable == "skip"
     return {"size": size, "offset": host * size, "global_size": batch_size, "skip": skip}
 
@@ -303,11 +306,10 @@ def _in_background(
     # grain imports jax, which worker processes and light tools must not load.
     import grain
 
-    if workers < 0:
-        raise ValueError(f"workers must be 0 or more, not {workers}")
     threads = threads or max(cores.count() // max(workers, 1), 2 if workers else 4)
-    if threads < 1:
-        raise ValueError(f"threads must be 1 or more, not {threads}")
+    for name, value, least in (("workers", workers, 0), ("threads", threads, 1)):
+        if value < least:
+            raise ValueError(f"{name} must be {least} or more, not {value}")
     batches = grain.MapDataset.range(start, stop).map(batch_fn)
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads)
     dataset = batches.to_iter_dataset(options)

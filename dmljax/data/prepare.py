@@ -50,17 +50,6 @@ def prepare(
     small enough already are copied byte for byte. `settings` describes where `splits` come from. An
     interrupted call continues if it is repeated with the same arguments.
     """
-    if geometry not in GEOMETRIES:
-        raise ValueError(f"geometry must be one of {', '.join(GEOMETRIES)}, not {geometry!r}")
-    if size < 16 or not 1 <= quality <= 100 or shard_size < 1:
-        raise ValueError(
-            f"size {size}, quality {quality}, shard_size {shard_size}: they must be at least 16, "
-            "between 1 and 100, and at least 1"
-        )
-    if unreadable not in ("raise", "skip"):
-        raise ValueError(f"unreadable must be 'raise' or 'skip', not {unreadable!r}")
-    if any(isinstance(split.records, np.ndarray) for split in splits):
-        raise ValueError("this data set is an array in memory: there is nothing to prepare")
     settings = {
         **settings,
         "size": size,
@@ -68,8 +57,10 @@ def prepare(
         "quality": quality,
         "shard_size": shard_size,
         "unreadable": unreadable,
-        "source": digest_of_source(splits),
     }
+    if problem := _problem(splits, settings):
+        raise ValueError(problem)
+    settings["source"] = digest_of_source(splits)
     out = pathlib.Path(out).expanduser()
     finished = _open(out, settings)
     manifest: dict[str, Any] = {"format": FORMAT, "settings": settings, "splits": {}}
@@ -93,6 +84,24 @@ def prepare(
     files.write_json(out / MANIFEST, manifest)
     (out / _PROGRESS).unlink()
     return manifest
+
+
+def _problem(splits: Splits, settings: dict[str, Any]) -> str:
+    """Returns what is wrong with the settings of `prepare`; "" if nothing is."""
+    geometry, unreadable = settings["geometry"], settings["unreadable"]
+    size, quality, shard_size = (settings[name] for name in ("size", "quality", "shard_size"))
+    if geometry not in GEOMETRIES:
+        return f"geometry must be one of {', '.join(GEOMETRIES)}, not {geometry!r}"
+    if size < 16 or not 1 <= quality <= 100 or shard_size < 1:
+        return (
+            f"size {size}, quality {quality}, shard_size {shard_size}: they must be at least 16, "
+            "between 1 and 100, and at least 1"
+        )
+    if unreadable not in ("raise", "skip"):
+        return f"unreadable must be 'raise' or 'skip', not {unreadable!r}"
+    if any(isinstance(split.records, np.ndarray) for split in splits):
+        return "this data set is an array in memory: there is nothing to prepare"
+    return ""
 
 
 def _open(out: pathlib.Path, settings: dict[str, Any]) -> dict[str, dict]:
