@@ -64,11 +64,7 @@ _Path = str | os.PathLike | None
 
 
 def cub200(
-    *,
-    root: _Path = None,
-    source: str = "files",
-    data_dir: str | None = None,
-    crop: bool = False,
+    *, root: _Path = None, source: str = "files", data_dir: str | None = None, crop: bool = False
 ) -> Splits:
     """Reads CUB-200-2011, birds (Wah et al., 2011): the first 100 classes are for training.
 
@@ -123,11 +119,7 @@ def cub200(
 
 
 def cars196(
-    *,
-    root: _Path = None,
-    source: str = "files",
-    data_dir: str | None = None,
-    crop: bool = False,
+    *, root: _Path = None, source: str = "files", data_dir: str | None = None, crop: bool = False
 ) -> Splits:
     """Reads Cars196 (Krause et al., 2013): 16,185 images, the first 98 classes for training.
 
@@ -207,11 +199,7 @@ def _cars_annotations(
 
 
 def sop(
-    *,
-    root: _Path = None,
-    source: str = "files",
-    data_dir: str | None = None,
-    half: bool = False,
+    *, root: _Path = None, source: str = "files", data_dir: str | None = None, half: bool = False
 ) -> Splits:
     """Reads Stanford Online Products (Song et al., 2016). `superlabels` are the 12 categories.
 
@@ -276,9 +264,8 @@ def inshop(*, root: _Path = None, corpus: str | None = None) -> Splits:
     available = [name for name in ("img", "img_highres") if (home / "Img" / name).is_dir()]
     if corpus not in (None, *available) or not available:
         missing = f"Img/{corpus or 'img'}"
-        raise FileNotFoundError(
-            f"inshop: {home} has no {missing}; it has {available or 'no images'}"
-        )
+        text = f"inshop: {home} has no {missing}; it has {available or 'no images'}"
+        raise FileNotFoundError(text)
     corpus = corpus or available[0]
     logging.info("inshop: images of Img/%s (available: %s)", corpus, ", ".join(available))
     rows = _columns(home / listing, 3, header=2)
