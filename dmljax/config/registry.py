@@ -185,15 +185,6 @@ def _public_function(name: str, kind: str) -> Callable:
     raise ValueError(f"there is no {_RULES[kind].title} {name!r}{known}{advice}")
 
 
-def with_defaults(spec: str | Mapping[str, Any], function: functools.partial) -> dict[str, Any]:
-    """Returns `spec` as a dict with the plain defaults of the function that it names."""
-    parameters = inspect.signature(function.func).parameters.values()
-    plain = (bool, int, float, str, tuple, type(None))
-    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    values = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
-    return {k: v for k, v in defaults.items() if isinstance(v, plain)} | values
-
-
 def _is_scheduled(value: Any, annotation: Any, names: Mapping[str, Any]) -> bool:
     """Tells whether a keyword that takes a number has a function of the step as its value."""
     if not (isinstance(value, Mapping) and "name" in value) and ":" not in str(value):

@@ -60,8 +60,14 @@ def chosen(field: str, value: str | Mapping[str, Any]) -> Spec:
 
 
 def with_defaults(spec: Spec) -> dict[str, Any]:
-    """Returns a spec as a dict with the plain defaults of its function, for digests."""
-    return registry.with_defaults(spec, spec.partial)
+    """Returns a spec as a dict with the plain defaults of its function, for digests.
+
+    Defaults that are functions are left out. Functions in `spec` stay names.
+    """
+    parameters = inspect.signature(spec.partial.func).parameters.values()
+    plain = (bool, int, float, str, tuple, type(None))
+    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return {k: v for k, v in defaults.items() if isinstance(v, plain)} | spec
 
 
 def _value(name: str, value: Any, only: Collection[str] | None) -> Any:
