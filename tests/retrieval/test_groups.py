@@ -1,6 +1,5 @@
 """Ranks outside of each query's group against a loop over all pairs."""
 
-import jax
 import numpy as np
 import pytest
 from search_loops import all_similarities, lattice, naive_ranks, ranks_by_query
@@ -32,16 +31,6 @@ def test_ranks_with_groups_are_those_of_a_loop(split, name, sorted_from, monkeyp
     )
     blocks = retrieval.ranks(x, y, groups=groups, similarity_fn=getattr(retrieval, name), **gallery)
     assert ranks_by_query(blocks) == expected and len(expected) > 50
-
-
-def test_several_devices_rank_outside_groups_as_one_does():
-    rng = np.random.default_rng(3)
-    x, y, groups = lattice(rng, 400), rng.integers(0, 30, 400), rng.integers(-1, 9, 400)
-    one, three = (
-        ranks_by_query(retrieval.ranks(x, y, groups=groups, tile=128, devices=jax.devices()[:n]))
-        for n in (1, 3)
-    )
-    assert one == three and len(one) > 300
 
 
 @pytest.mark.parametrize("split", [False, True])

@@ -1,7 +1,6 @@
 """k-means against plain loops."""
 
 import concurrent.futures
-import itertools
 import threading
 
 import numpy as np
@@ -85,22 +84,6 @@ def test_kmeans_recovers_separate_clusters():
     assignment = retrieval.kmeans(x, k=50, seed=0, tile=128).assignment
     # A start by k-means++ may split one cluster and join two others, seldom more.
     assert len(set(zip(truth.tolist(), assignment.tolist(), strict=True))) <= 54
-
-
-def test_starts_follow_the_squared_distances():
-    # Three places: 0 (many), 1 and 3. Exactly: first place, then p ~ squared distance.
-    x = np.array([[0.0]] * 8 + [[1.0], [3.0]], np.float32)
-    points = clusters._Points(x, 128)
-    counts = dict.fromkeys(itertools.product((0, 1, 3), repeat=2), 0)
-    for seed in range(500):
-        rng = np.random.default_rng(seed)
-        first, second = points.draw(2, rng)
-        counts[int(x[first, 0]), int(x[second, 0])] += 1
-    for a, share in ((0, 0.8), (1, 0.1), (3, 0.1)):
-        weights = {b: (8 if b == 0 else 1) * (a - b) ** 2 for b in (0, 1, 3)}
-        for b, weight in weights.items():
-            p = share * weight / sum(weights.values())
-            assert abs(counts[a, b] / 500 - p) <= 4 * np.sqrt(p * (1 - p) / 500)
 
 
 def test_starts_drawn_in_batches_have_the_distribution_of_one_by_one():
