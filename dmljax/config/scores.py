@@ -59,7 +59,7 @@ def metrics_of(options: EvaluationOptions) -> Metrics:
             ks += [chosen["k"]] if "k" in chosen else chosen_ks
         else:
             arguments = {k: v for k, v in chosen.items() if k != "name"}
-            name = metrics.shown_name(chosen["name"], arguments)
+            name = metrics.display_name(chosen["name"], arguments)
             functions[_argument_kind(chosen.function)][name] = chosen.function
     if options.clustering is None:
         functions["clusterings"] = {}

@@ -27,16 +27,16 @@ __all__ = [
     "RANKING_FNS",
     "SCIKIT_LEARN_KMEANS",
     "clustering",
+    "display_name",
     "per_query",
     "retrieval",
-    "shown_name",
 ]
 
 # ranks [q r] (and, if it takes them, `labels=[q]`) -> one value per query [q]
 RankingFn = Callable[..., np.ndarray]
 ClusteringFn = Callable[..., float]  # (labels [b], assignment [b]) -> one number
 
-_SHOWN_NAMES = {
+_DISPLAY_NAMES = {
     "recall_at_k": "R@{k}",
     "precision_at_1": "P@1",
     "r_precision": "RP",
@@ -52,19 +52,19 @@ _SHOWN_NAMES = {
 }
 
 
-def shown_name(name: str, options: Mapping[str, Any] = MappingProxyType({})) -> str:
+def display_name(name: str, options: Mapping[str, Any] = MappingProxyType({})) -> str:
     """Returns the display name of a function of this package, given its keyword arguments.
 
     The display name of another function ('my_package.my_module:my_metric') is its name.
 
-    >>> metrics.shown_name("recall_at_k", {"k": 1}), metrics.shown_name("my_module:spread")
+    >>> metrics.display_name("recall_at_k", {"k": 1}), metrics.display_name("my_module:spread")
     ('R@1', 'spread')
     """
     _, colon, function = name.rpartition(":")
-    if colon or name not in _SHOWN_NAMES:
+    if colon or name not in _DISPLAY_NAMES:
         return function
     try:
-        return _SHOWN_NAMES[name].format(**options)
+        return _DISPLAY_NAMES[name].format(**options)
     except KeyError as missing:
         raise ValueError(f"{name} needs {missing}, such as {name}(k=1)") from None
 
@@ -72,7 +72,7 @@ def shown_name(name: str, options: Mapping[str, Any] = MappingProxyType({})) -> 
 KS = (1, 2, 4, 8)  # the default K of R@K
 RANKING_FNS: Mapping[str, RankingFn] = MappingProxyType(
     {
-        shown_name(function.__name__): function
+        display_name(function.__name__): function
         for function in (
             ranking.precision_at_1,
             ranking.r_precision,
@@ -88,7 +88,7 @@ SCIKIT_LEARN_KMEANS: Mapping[str, Any] = MappingProxyType(
 )
 CLUSTERING_FNS: Mapping[str, ClusteringFn] = MappingProxyType(
     {
-        shown_name(function.__name__): function
+        display_name(function.__name__): function
         for function in (clusters.nmi, clusters.ami, clusters.ari, clusters.pairwise_f1)
     }
 )
@@ -216,7 +216,7 @@ def per_query(
                 f"choose K from 1 to {items}"
             )
     score_fns: dict[str, RankingFn] = {
-        shown_name("recall_at_k", {"k": k}): partial(ranking.recall_at_k, k=k) for k in ks
+        display_name("recall_at_k", {"k": k}): partial(ranking.recall_at_k, k=k) for k in ks
     }
     score_fns |= metric_fns
     search: dict[str, Any] = {

@@ -258,13 +258,13 @@ def test_scores_come_in_one_order():
         ("spread", {}, "spread"),
     ],
 )
-def test_the_shown_name_of_a_metric(name, options, shown):
-    assert metrics.shown_name(name, options) == shown
+def test_the_display_name_of_a_metric(name, options, shown):
+    assert metrics.display_name(name, options) == shown
 
 
-def test_the_shown_name_of_a_recall_needs_k():
+def test_the_display_name_of_a_recall_needs_k():
     with pytest.raises(ValueError, match="recall_at_k needs 'k'"):
-        metrics.shown_name("recall_at_k")
+        metrics.display_name("recall_at_k")
 
 
 @pytest.mark.parametrize("shares", [2, 5])
