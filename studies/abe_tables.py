@@ -166,5 +166,5 @@ def get_study(table: str = "1", dataset: str = "cars196", select: str = "test/R@
 
 
 def scores_of(dataset: str) -> tuple[str, ...]:
-    """The columns R@K of a data set."""
+    """Returns the columns R@K of a data set."""
     return _OTHERS[dataset][0] if dataset in _OTHERS else _FOUR

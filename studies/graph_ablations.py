@@ -16,7 +16,7 @@ The rows of `table=ablations` have the form that `published` says. `table=sublay
 `table=heads` compares averaged heads with concatenated ones, for dot attention and for GAT. Nothing
 is published for it.
 `table=refined` (CUB and Cars) scores embeddings that the graph refines at test time, as
-`refined/R@1`, beside the names of published checkpoints.
+`refined/R@1`, next to the names of published checkpoints.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 The space, the 30 trials and their 40 epochs come from Intra-Batch's code, which scores trials on
 the test classes. Here the held-out classes choose, and the best trial is trained again with new
-seeds for 70 epochs, beside the published setting.
+seeds for 70 epochs, and compared with the published setting.
 """
 
 from __future__ import annotations

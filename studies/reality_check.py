@@ -20,7 +20,7 @@ _PROXIES = {"method.name": "proxies"}
 
 
 def _rate_of_proxies(rate: float = 1.0) -> dict:
-    """The parameters of the loss have a rate of their own: a factor on the net's 1e-6."""
+    """Gives the parameters of the loss their own rate, as a factor on the net's 1e-6."""
     return {"optimizer.groups": [{"path": "^proxies", "factor": rate / 1e-6}]}
 
 

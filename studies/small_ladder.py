@@ -70,7 +70,7 @@ def get_study(pretrain: str = "glyphs", data: str = "images", steps: int = 300, 
 
 
 def _of(name: str):
-    """The fields of a set of images."""
+    """Returns the fields of a set of images."""
     if name == "glyphs":
         return {"dataset": {"name": "glyphs"}}
     train = {"name": "standard_train", "size": _SIZE, "area": [0.6, 1.0], "flip": 0.0}
