@@ -116,19 +116,14 @@ def test_a_run_that_is_training_or_has_no_checkpoint(run_folder, tmp_path):
     assert not (tmp_path / "a.bundle").exists()
 
 
-@pytest.mark.parametrize(
-    ("classes", "each", "images", "taken"), [(40, 12, 5_000, 12), (32, 40, 500, 31)]
-)
-def test_thresholds_are_chosen_on_unseen_classes(
-    tmp_path, capsys, monkeypatch, classes, each, images, taken
-):
+def test_thresholds_are_chosen_on_unseen_classes(tmp_path, capsys, monkeypatch):
     """Among the classes of its training, false matches are rare: a threshold of them is too low.
 
     Of large classes a part is taken, so that there are enough classes.
     """
-    assert exporting._THRESHOLD_IMAGES == 5_000
-    monkeypatch.setattr(exporting, "_THRESHOLD_IMAGES", images)
-    blobs(tmp_path, classes=classes, each=each)
+    classes, taken = 32, 500 // 16
+    monkeypatch.setattr(exporting, "_THRESHOLD_IMAGES", 500)
+    blobs(tmp_path, classes=classes, each=40)
     sampler = {"name": "class_balanced", "classes": 10, "per_class": 4}
     options = {"sampler": sampler, "optimizer": {"name": "adam", "rate": 3e-2}, "steps": 60}
     options["checkpoint"] = {"every": 60}

@@ -193,20 +193,11 @@ def test_a_bundle_without_text_says_so(made, bundle_folder, tmp_path):
     with pytest.raises(ValueError, match="needs a bundle with an image or --text"):
         _search("--index=x", "--text=a")
     # A file without its vocabulary makes a bundle of images; one that is named must fit.
-    _, folder, _ = made
-    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
-    out = tmp_path / "images.bundle"
-    backbones.export("clip_b32", tmp_path / "model.safetensors", out, batch_sizes=BATCHES)
-    assert not bundles.load(out).has_text
+    weights = shutil.copy(made[1] / "model.safetensors", tmp_path / "model.safetensors")
+    assert backbones._write_text(tmp_path, "clip_b32", weights, None) is None
     (tmp_path / "other.json").write_text(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())
     with pytest.raises(BadBundle, match=r"lacks '<\|startoftext\|>'"):
-        backbones.export(
-            "clip_b32",
-            tmp_path / "model.safetensors",
-            tmp_path / "never.bundle",
-            vocabulary=tmp_path / "other.json",
-        )
-    assert not (tmp_path / "never.bundle").exists()
+        backbones._write_text(tmp_path, "clip_b32", weights, tmp_path / "other.json")
 
 
 @pytest.mark.parametrize(

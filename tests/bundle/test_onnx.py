@@ -242,7 +242,7 @@ def test_a_bundle_without_onnx_says_so(bundle_folder):
 
 @pytest.mark.parametrize(
     ("options", "runs_onnx"),
-    [({}, False), ({}, True), ({"filter": "bicubic", "scaled_decode": True}, False)],
+    [({}, True), ({"filter": "bicubic", "scaled_decode": True}, False)],
 )
 def test_the_example_of_the_page_needs_no_dmljax(options, runs_onnx, tmp_path, monkeypatch):
     """The same pixels and embeddings as the bundle, for a photograph that a camera has turned.
