@@ -15,7 +15,7 @@ SHARES = {"1/2": 0.5, "1/4": 0.25, "1/8": 0.125}
 
 def get_study(dataset: str = "cub200", attention: str = "dot", seeds: int = 5):
     rows = {"all": {}}
-    for what, field in (("images", "image_share"), ("classes", "class_share")):
+    for what, field in (("images", "image_fraction"), ("classes", "class_fraction")):
         for name, share in SHARES.items():
             rows[f"{name} of the {what}"] = {
                 f"dataset.{field}": share,

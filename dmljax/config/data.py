@@ -112,13 +112,13 @@ def _has_two_sides(split: Split) -> bool:
 
 
 def _share(options: Options, train: Split) -> Split:
-    """Returns the part of the training split that `image_share` and `class_share` ask for."""
+    """Returns the part of the training split that `image_fraction` and `class_fraction` ask for."""
     spec = options.dataset
-    if not {"image_share", "class_share"} & set(spec):
+    if not {"image_fraction", "class_fraction"} & set(spec):
         return train
     return share(
         train,
-        images=spec.get("image_share", 1.0),
-        classes=spec.get("class_share", 1.0),
+        images=spec.get("image_fraction", 1.0),
+        classes=spec.get("class_fraction", 1.0),
         seed=options.seed,
     )

@@ -326,11 +326,11 @@ def taken_of(options: Options, method: Method, shapes: TrainState) -> start.Take
         )
     if origin is None:
         return None
-    if origin.mixed_with is not None and (origin.takes != "all" or origin.mixed_share > 1):
+    if origin.mixed_with is not None and (origin.takes != "all" or origin.mixed_fraction > 1):
         raise ValueError(
             f"start.mixed_with={origin.mixed_with!r} averages all parameters: it needs "
-            f"start.takes='all', not {origin.takes!r}, and a start.mixed_share from 0 to 1, not "
-            f"{origin.mixed_share}"
+            f"start.takes='all', not {origin.takes!r}, and a start.mixed_fraction from 0 to 1, not "
+            f"{origin.mixed_fraction}"
         )
     if origin.takes != "all":
         return None

@@ -20,7 +20,7 @@ _GIVEN = ("direction", "schedule", "backbone")  # arguments of `optimizers.build
 # Keywords of a field that are not arguments of its function, with their types.
 EXTRAS: Mapping[str, Mapping[str, Any]] = {
     # Fractions of the training split; whether an epoch has as many steps as with all images.
-    "dataset": {"image_share": "float", "class_share": "float", "full_epochs": "bool"},
+    "dataset": {"image_fraction": "float", "class_fraction": "float", "full_epochs": "bool"},
     "net": {"weights": "str | None"},
     "normalize": {"force": "bool"},
     "optimizer": {

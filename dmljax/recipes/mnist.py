@@ -48,7 +48,7 @@ def mnist(
       goes over pairs of row i of the batch's first half and row i of its second: d^2 of positives
       and [1 - d]+^2 of negatives. The post halves both, which does not change Adam's steps.
       Distances have a finite gradient where two embeddings coincide; there the post's are NaN.
-      `positive_weight` is the share of the first sum; the second has the rest.
+      `positive_weight` is the fraction of the first sum; the second has the rest.
     * `loss="triplet"`: the sum over at most one triplet for each row, with the first positive and
       the first negative behind it in the batch, [d_ap^2 - d_an^2 + 1]+, as in the post's code (its
       text omits the squares). The loss of a batch without a triplet is 0; the post's code fails on
@@ -62,7 +62,7 @@ def mnist(
     """
     check_choice("loss", loss, _LOSSES)
     if not 0 <= positive_weight <= 1:
-        raise ValueError(f"positive_weight is a share of 0 to 1, not {positive_weight}")
+        raise ValueError(f"positive_weight is a fraction from 0 to 1, not {positive_weight}")
     if positive_weight != 0.5 and loss != "contrastive":
         raise ValueError("positive_weight is of loss=contrastive")
     if not labels.isdecimal():

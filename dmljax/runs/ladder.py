@@ -183,7 +183,7 @@ def _climb(
     for value in values:
         changes = dict(chosen)
         if "shares" in step:
-            mix = {"mixed_with": str(workdir / folders[-2]), "mixed_share": value}
+            mix = {"mixed_with": str(workdir / folders[-2]), "mixed_fraction": value}
             changes |= {"start": {**chosen["start"], **mix}, "steps": 0}
         elif value is not None:
             changes["optimizer"] = {**config["optimizer"], "rate": value}

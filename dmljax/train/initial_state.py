@@ -93,7 +93,7 @@ def _pretrained(
     if (folder := run.options.start.mixed_with) is not None:
         other = run.start_arrays_fn(start.find(folder), shape)
         folders = (run.options.start.name, folder)
-        arrays = start.mixed(arrays, other, share=run.options.start.mixed_share, folders=folders)
+        arrays = start.mixed(arrays, other, share=run.options.start.mixed_fraction, folders=folders)
     backbone = start.backbone(origin, arrays, run.net, image_shape=shape, report_fn=report_fn)
     others, line = start.others(origin, arrays, run.taken)
     say(line)

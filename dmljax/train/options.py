@@ -107,7 +107,7 @@ class Start:
     name: str
     takes: str = _option("all", "parameters to copy", choices=("all", "backbone"))
     mixed_with: str | None = _option(None, "a second run, to average parameters with")
-    mixed_share: float = _option(0.5, "weight of the second run", least=0)
+    mixed_fraction: float = _option(0.5, "fraction of the second run in the average", least=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -244,7 +244,7 @@ class Options:
     """A whole config."""
 
     dataset: Spec = _required(
-        "the data set and where it is stored; `image_share`, `class_share`: fractions of the "
+        "the data set and where it is stored; `image_fraction`, `class_fraction`: fractions of the "
         "training split; `full_epochs`: an epoch is as long as with all training images"
     )
     net: Spec = _required("the backbone; `weights`: the file of its pretrained weights")
@@ -282,7 +282,7 @@ class Options:
     start: Any = _option(
         None,
         "the folder of a run to take the first parameters from; `takes`: 'all' or 'backbone'; "
-        "`mixed_with`, `mixed_share`: a second run to average them with, and its weight",
+        "`mixed_with`, `mixed_fraction`: a second run to average them with, and its fraction",
     )
     distill: float = _option(
         0.0,

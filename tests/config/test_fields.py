@@ -125,7 +125,7 @@ def test_the_evaluation_at_a_small_size_sees_the_border_of_a_photograph(tmp_path
         (
             "start",
             {"name": "runs/a", "takes": "backbone"},
-            {"name": "runs/a", "takes": "backbone", "mixed_with": None, "mixed_share": 0.5},
+            {"name": "runs/a", "takes": "backbone", "mixed_with": None, "mixed_fraction": 0.5},
         ),
     ],
 )

@@ -119,7 +119,7 @@ def test_the_experiments_of_the_post_are_arguments():
     assert "pos_weight" not in recipes.mnist()["loss"]
     loss = recipes.mnist(positive_weight=0.25)["loss"]
     assert (loss["pos_weight"], loss["neg_weight"]) == (0.5, 1.5)
-    with pytest.raises(ValueError, match="a share of 0 to 1, not 2"):
+    with pytest.raises(ValueError, match="a fraction from 0 to 1, not 2"):
         recipes.mnist(positive_weight=2.0)
     with pytest.raises(ValueError, match="positive_weight is of loss=contrastive"):
         recipes.mnist(loss="triplet", positive_weight=0.3)

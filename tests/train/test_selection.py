@@ -172,25 +172,26 @@ def test_a_share_of_the_images_or_of_the_classes(tmp_path):
         return run.train
 
     whole = datasets.npz(path=tiny(tmp_path)["dataset"]["path"], split=0.5).train
-    images, classes = train(image_share=0.5), train(class_share=0.5)
+    images, classes = train(image_fraction=0.5), train(class_fraction=0.5)
     assert np.bincount(images.labels).tolist() == [4] * 4 and images.names == whole.names
     assert np.bincount(classes.labels).tolist() == [8] * 2 and set(classes.names) < set(whole.names)
-    assert np.bincount(train(image_share=0.01).labels).tolist() == [2] * 4
+    assert np.bincount(train(image_fraction=0.01).labels).tolist() == [2] * 4
 
     def pixels(split):
         return {record.tobytes() for record in split.records}
 
-    assert pixels(train(image_share=0.25)) < pixels(images) < pixels(whole)
-    assert pixels(train(image_share=0.5, class_share=0.5)) < pixels(images)
-    assert pixels(train(image_share=0.5, seed=1)) != pixels(images)
-    assert pixels(train(image_share=0.5)) == pixels(images)
+    assert pixels(train(image_fraction=0.25)) < pixels(images) < pixels(whole)
+    assert pixels(train(image_fraction=0.5, class_fraction=0.5)) < pixels(images)
+    assert pixels(train(image_fraction=0.5, seed=1)) != pixels(images)
+    assert pixels(train(image_fraction=0.5)) == pixels(images)
     training.run(
-        tiny(tmp_path, dataset=tiny(tmp_path)["dataset"] | {"image_share": 0.5}), tmp_path / "run"
+        tiny(tmp_path, dataset=tiny(tmp_path)["dataset"] | {"image_fraction": 0.5}),
+        tmp_path / "run",
     )
     assert results.read(tmp_path / "run").data["train"] == {"images": 16, "classes": 4}
     saved = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert saved["dataset"]["image_share"] == 0.5
+    assert saved["dataset"]["image_fraction"] == 0.5
     with pytest.raises(ValueError, match=r"share of the classes must be above 0 .*not 1.5"):
-        train(class_share=1.5)
-    with pytest.raises(TypeError, match=r"image_share must be a number, not 'half'"):
-        train(image_share="half")
+        train(class_fraction=1.5)
+    with pytest.raises(TypeError, match=r"image_fraction must be a number, not 'half'"):
+        train(image_fraction="half")
