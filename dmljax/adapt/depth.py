@@ -39,7 +39,7 @@ class Blocks(NamedTuple):
 
 
 def blocks(paths: Iterable[str]) -> Blocks:
-    """The blocks of the parameters of a backbone; `total` is 0 if no family has such paths.
+    """Lists the blocks of the parameters of a backbone; `total` is 0 if no family has such paths.
 
     >>> blocks(["cls_token", "blocks/0/norm1/scale", "norm/scale"])
     Blocks(of={'cls_token': -1, 'blocks/0/norm1/scale': 0, 'norm/scale': 1}, total=1)
@@ -49,7 +49,7 @@ def blocks(paths: Iterable[str]) -> Blocks:
 
 
 def layer_factors(paths: Iterable[str], decay: float) -> dict[str, float]:
-    """The factor of the learning rate of each parameter of a backbone: decay ** (L + 1 - layer).
+    """Computes the learning-rate factor of each parameter of a backbone: decay ** (L + 1 - layer).
 
     (Layer-wise rate decay: Howard & Ruder, ACL 2018; for vision transformers Bao et al., ICLR
     2022.) The embedding of patches, tokens and positions, or the stem, are layer 0; block i is
@@ -68,7 +68,7 @@ def layer_factors(paths: Iterable[str], decay: float) -> dict[str, float]:
 
 
 def is_spared_from_decay(path: str, ndim: int) -> bool:
-    """Whether weight decay spares a parameter: vectors, tokens and positions.
+    """Returns whether weight decay skips a parameter: vectors, tokens and positions.
 
     Vectors are biases, the scales of norms, and LayerScale. The others are class tokens, registers,
     prompts, learned positions and the query of attention pooling.
@@ -77,7 +77,7 @@ def is_spared_from_decay(path: str, ndim: int) -> bool:
 
 
 def _places(paths: Collection[str]) -> tuple[str, dict[str, tuple]]:
-    """The family of a net, and the place of each parameter that lies in a block."""
+    """Finds the family of a net, and the block index of each parameter that lies in a block."""
     for family, pattern in _FAMILIES.items():
         matches = {path: re.search(pattern, path) for path in paths}
         if any(matches.values()):
@@ -90,7 +90,7 @@ def _places(paths: Collection[str]) -> tuple[str, dict[str, tuple]]:
 
 
 def _number(text: str | None) -> int:
-    """The number of a block in its stage; inception modules have letters."""
+    """Returns the index of a block in its stage; inception modules have letters."""
     return int(text) if text and text.isdigit() else ord(text or "\0")
 
 

@@ -18,7 +18,8 @@ _TEACHER = "teacher"
 def similarity_distance(
     embeddings: Float[Array, "b d"], others: Float[Array, "b e"]
 ) -> Float[Array, ""]:
-    """The mean squared difference of the cosines of all pairs, by two sorts of embeddings.
+    """Computes the mean squared difference of the cosines of all pairs between two sets of
+    embeddings.
 
     It distills the similarities of a net whose embeddings may have another width (Park et al., CVPR
     2019; Tung & Mori, ICCV 2019).
@@ -29,7 +30,7 @@ def similarity_distance(
 
 
 def distilled(method: Method, net: nn.Module, *, weight: float, output: str = "pooled") -> Method:
-    """`method` with `weight` times the `similarity_distance` to the backbone before training.
+    """Adds to `method` `weight` times the `similarity_distance` to the backbone before training.
 
     `net` is the backbone of the method, and `output` what it pools. The first backbone is kept in
     `model_state["teacher"]`, so that checkpoints hold it, too.
@@ -72,6 +73,6 @@ def distilled(method: Method, net: nn.Module, *, weight: float, output: str = "p
 
 
 def _divided(model_state: Any) -> tuple[Any, dict[str, Any]]:
-    """The teacher, and the state of the method itself."""
+    """Returns the teacher, and the state of the method itself."""
     method_state = {name: tree for name, tree in model_state.items() if name != _TEACHER}
     return model_state[_TEACHER], method_state

@@ -61,7 +61,7 @@ def lora(key: jax.Array, params: Any, *, rank: int = 8, targets: str | None = No
 
 
 def lora_scale(*, rank: int, alpha: float, rslora: bool = False) -> float:
-    """alpha / rank, or alpha / sqrt(rank) (rsLoRA, Kalajdzievski, 2023)."""
+    """Computes alpha / rank, or alpha / sqrt(rank) (rsLoRA, Kalajdzievski, 2023)."""
     if rank < 1:
         raise ValueError(f"lora: rank={rank} must be 1 or more")
     if alpha <= 0:
@@ -70,7 +70,8 @@ def lora_scale(*, rank: int, alpha: float, rslora: bool = False) -> float:
 
 
 def with_magnitudes(params: Any, adapters: Any) -> Any:
-    """`adapters` with a "magnitude" for each kernel, of its columns (DoRA, Liu et al., ICML 2024).
+    """Adds a "magnitude" for the columns of each kernel to `adapters` (DoRA, Liu et al., ICML
+    2024).
 
     They are the norms of the columns in `params`, so that `merged` gives the same net at first.
     """
@@ -83,7 +84,7 @@ def with_magnitudes(params: Any, adapters: Any) -> Any:
 
 
 def merged(params: Any, adapters: Any, *, scale: float) -> Any:
-    """`params` with scale x a b added to every kernel that has an adapter.
+    """Adds scale x a b to every kernel of `params` that has an adapter.
 
     Where the adapter has a "magnitude" m [o], the columns of the sum V get these norms: m V / |V|
     (DoRA). No gradient goes through |V|, as the paper proposes.
@@ -109,5 +110,5 @@ def merged(params: Any, adapters: Any, *, scale: float) -> Any:
 
 
 def _column_norms(kernel: Any) -> jax.Array:
-    """The norms `[o]` of the columns of a kernel `[i o]`."""
+    """Computes the norms `[o]` of the columns of a kernel `[i o]`."""
     return jnp.sqrt(jnp.sum(jnp.square(kernel), axis=0))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 def interpolated(params: Any, others: Any, *, share: float) -> Any:
-    """`(1 - share) * params + share * others`, for two trees of the same shapes.
+    """Computes `(1 - share) * params + share * others` for two trees of the same shapes.
 
     With the parameters before fine-tuning as `others`, this is WiSE-FT (Wortsman et al., CVPR
     2022). Numbers that are no floats stay as in `params`.

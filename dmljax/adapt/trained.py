@@ -39,17 +39,17 @@ class Adapted(NamedTuple):
 
 
 def all(method: Method) -> Adapted:
-    """Everything learns."""
+    """Trains all parameters."""
     return Adapted(method, lambda params: frozenset(), method)
 
 
 def last(method: Method) -> Adapted:
-    """The backbone stays as it is."""
+    """Keeps the backbone fixed."""
     return Adapted(method, lambda params: frozenset(_backbone(method, params)), method)
 
 
 def blocks(method: Method, *, count: int = 4) -> Adapted:
-    """The last `count` blocks of the backbone learn, and what stands behind them.
+    """Trains the last `count` blocks of the backbone, and everything behind them.
 
     `adapt.blocks` says what a block is. No gradient is computed below the first of these blocks.
     """
@@ -75,7 +75,9 @@ def blocks(method: Method, *, count: int = 4) -> Adapted:
 
 
 def biases(method: Method) -> Adapted:
-    """The biases of the backbone learn, also of its norms (BitFit, Ben Zaken et al., ACL 2022)."""
+    """Trains the biases of the backbone, including those of norms (BitFit, Ben Zaken et al., ACL
+    2022).
+    """
 
     def frozen_fn(params):
         paths = _backbone(method, params)
@@ -96,7 +98,7 @@ def lora(
     rslora: bool = False,
     dora: bool = False,
 ) -> Adapted:
-    """Low-rank adapters of the backbone learn (LoRA, Hu et al., ICLR 2022).
+    """Trains low-rank adapters of the backbone (LoRA, Hu et al., ICLR 2022).
 
     A kernel W acts as W + alpha / rank a b, or with alpha / sqrt(rank) if `rslora` (Kalajdzievski,
     2023). With `dora`, the norms of its columns are parameters, too (DoRA, Liu et al., ICML 2024;
@@ -149,7 +151,9 @@ def prompts(method: Method, *, count: int = 8, deep: bool = True) -> Adapted:
 
 
 def _with(method: Method, name: str, init_fn: Callable, params_fn: Callable) -> Method:
-    """`method` of `params_fn(params)`; `init_fn(key, params)` draws what is `params[name]`."""
+    """Returns `method` of `params_fn(params)`; `init_fn(key, params)` draws the values of
+    `params[name]`.
+    """
 
     def init(key, batch, *, backbone=None):
         params, model_state = method.init(key, batch, backbone=backbone)
@@ -160,5 +164,5 @@ def _with(method: Method, name: str, init_fn: Callable, params_fn: Callable) -> 
 
 
 def _backbone(method: Method, params: Any) -> list[str]:
-    """The paths of the backbone among `params`."""
+    """Returns the paths of the backbone in `params`."""
     return paths_under(method.backbone, paths_of(params))

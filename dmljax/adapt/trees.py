@@ -8,17 +8,17 @@ import optax
 
 
 def path_of(keys: Any) -> str:
-    """The path of a leaf of a tree as text, such as 'net/layer4/0/conv1/kernel'."""
+    """Returns the path of a leaf of a tree as text, for example 'net/layer4/0/conv1/kernel'."""
     return jax.tree_util.keystr(keys, simple=True, separator="/")
 
 
 def paths_of(params: Any) -> list[str]:
-    """The paths of all leaves of a tree (`path_of`)."""
+    """Returns the paths of all leaves of a tree (`path_of`)."""
     return [path_of(keys) for keys, _ in jax.tree_util.tree_leaves_with_path(params)]
 
 
 def paths_under(folders: Collection[str], paths: Iterable[str]) -> list[str]:
-    """The paths that lie in one of the folders, such as 'net/conv1/kernel' in 'net'.
+    """Returns the paths that lie in one of the folders: 'net/conv1/kernel' lies in 'net'.
 
     A folder may also be the path of one array, such as 'proxies'.
     """
@@ -27,7 +27,7 @@ def paths_under(folders: Collection[str], paths: Iterable[str]) -> list[str]:
 
 
 def split(params: Any, frozen: Collection[str]) -> tuple[Any, Any]:
-    """What learns, and what lies at the paths `frozen`, as two trees.
+    """Splits parameters into two trees: trained ones, and those at the paths `frozen`.
 
     Each has `optax.MaskedNode` in the place of every parameter that the other one has. The gradient
     with respect to the first tree needs no backward pass below the first layer that learns, and an
@@ -51,7 +51,7 @@ def split(params: Any, frozen: Collection[str]) -> tuple[Any, Any]:
 
 
 def joined(learned: Any, fixed: Any) -> Any:
-    """The tree that `split` has divided, or the same parameters after some steps."""
+    """Joins the two trees of `split`, also after some steps of training."""
     return jax.tree.map(lambda x, y: y if _is_masked(x) else x, learned, fixed, is_leaf=_is_masked)
 
 

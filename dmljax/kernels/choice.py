@@ -13,7 +13,7 @@ _portable = contextvars.ContextVar("portable", default=False)
 
 @contextlib.contextmanager
 def portable() -> Iterator[None]:
-    """Within the block, programs are traced with operations that ONNX has, whatever `impl` says.
+    """Traces programs within the block with operations that ONNX has, whatever `impl` says.
 
     The values are the same up to rounding. JAX may reuse a trace from outside the block: enter it
     in a process that has traced nothing before.
@@ -26,14 +26,14 @@ def portable() -> Iterator[None]:
 
 
 def is_portable() -> bool:
-    """Whether the caller runs within a block of `portable`."""
+    """Returns whether the caller runs within a block of `portable`."""
     return _portable.get()
 
 
 def choose(
     impl: str, *, cpu_fn: Callable, xla_fn: Callable, gpu_fn: Callable | None = None
 ) -> Callable:
-    """The form that `impl` names. For "auto", JAX chooses when it compiles for a platform.
+    """Returns the form that `impl` names. For "auto", JAX chooses when it compiles for a platform.
 
     Without `gpu_fn`, GPUs take XLA's form.
     """
@@ -48,7 +48,7 @@ def choose(
 
 
 def describe(impl: str, platform: str) -> str:
-    """One phrase for the header of a run: who computes convolutions and max pooling.
+    """Describes for the header of a run what computes convolutions and max pooling.
 
     >>> describe("auto", "cpu")
     "convolutions by dmljax.kernels (impl='auto')"

@@ -39,7 +39,7 @@ def conv(
     groups: int = 1,
     impl: str = "auto",
 ) -> Float[jax.Array, "b y x o"]:
-    """Convolution of `x` with `padding` zeros on every side. `dmljax.kernels` explains `impl`."""
+    """Convolves `x` with `padding` zeros on every side. `dmljax.kernels` explains `impl`."""
     check(impl)
     # XLA's form goes without the custom gradient, which would exclude forward mode.
     if _is_plain(x, kernel, groups, impl):
@@ -58,7 +58,7 @@ def clipped_conv(
     groups: int = 1,
     impl: str = "auto",
 ) -> Float[jax.Array, "b y x o"]:
-    """conv(x, kernel) + bias, clipped to `limits`. At a limit the gradient is 0."""
+    """Computes conv(x, kernel) + bias, clipped to `limits`. At a limit the gradient is 0."""
     options: dict[str, Any] = {"strides": strides, "padding": padding}
     options |= {"groups": groups, "impl": impl}
     if _is_plain(x, kernel, groups, impl):
@@ -73,7 +73,7 @@ def _is_plain(x, kernel, groups, impl):
 
 
 def clip(x: Float[Array, "*s"], limits: tuple[float, float] | None) -> Float[jax.Array, "*s"]:
-    """`x` clipped to `limits`. At a limit the gradient is 0, as in PyTorch's ReLU6."""
+    """Clips `x` to `limits`. At a limit the gradient is 0, as in PyTorch's ReLU6."""
     if limits is None:
         return jnp.asarray(x)
     return jnp.where(_is_inside(x, limits), x, jax.lax.stop_gradient(jnp.clip(x, *limits)))
@@ -131,7 +131,7 @@ def xla_conv(
     padding: int = 0,
     groups: int = 1,
 ) -> Float[jax.Array, "b y x o"]:
-    """The plain form: XLA's convolution, with XLA's gradients."""
+    """Computes the plain form: XLA's convolution, with XLA's gradients."""
     return jax.lax.conv_general_dilated(
         jnp.asarray(x),
         jnp.asarray(kernel),

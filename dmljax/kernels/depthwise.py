@@ -20,7 +20,7 @@ _SUMMED_ROWS = 14  # whose products one loop adds, while the sum stays in a regi
 
 
 def is_depthwise(channels: int, kernel_shape: tuple[int, ...], groups: int) -> bool:
-    """Whether every channel is convolved with a kernel of its own, and gives one channel."""
+    """Returns whether every channel is convolved with its own kernel and gives one channel."""
     return groups == channels == kernel_shape[3] and kernel_shape[2] == 1
 
 
@@ -32,7 +32,9 @@ def conv(
     padding: int,
     finish_fn: Callable = jnp.asarray,
 ) -> Float[jax.Array, "b y x c"]:
-    """The convolution of every channel with its kernel, then `finish_fn`, a chunk at a time."""
+    """Convolves every channel with its kernel, then applies `finish_fn`, one chunk after the
+    other.
+    """
 
     def conv_chunk(x):
         rows, columns = _size(x.shape, kernel.shape, strides, padding)
@@ -51,7 +53,7 @@ def conv_gradients(
     padding: int,
     start_fn: Callable = jnp.asarray,
 ) -> tuple[Float[jax.Array, "b h w c"], Float[jax.Array, "kh kw 1 c"], Float[jax.Array, " c"]]:
-    """The gradients of the input, of the kernel and of a bias along start_fn(g, *others)."""
+    """Computes the gradients of the input, of the kernel and of a bias along start_fn(g, *others)."""
 
     def gradients_of_chunk(x, *arrays):
         g = start_fn(*arrays)
@@ -62,7 +64,9 @@ def conv_gradients(
         step = next(n for n in range(min(rows, _SUMMED_ROWS), 0, -1) if rows % n == 0)
 
         def kernel_gradient(i, j):
-            """Few reductions of short rows: the products of `step` rows are summed before."""
+            """Sums the products of `step` rows first, so that there are few reductions of short
+            rows.
+            """
 
             def product(row):
                 top = strides * row + i
@@ -86,7 +90,7 @@ def conv_gradients(
 
 
 def _input_gradient(shape, kernel, g, strides, padding):
-    """The gradient of the input, computed for every remainder of row and column by the stride.
+    """Computes the gradient of the input for every remainder of row and column by the stride.
 
     Row strides * q + r of the padded input enters row q - m of the output by row strides * m + r of
     the kernel. Its gradient is the sum over m, and the same holds for columns.
@@ -124,7 +128,7 @@ def _window(x, top, left, rows, columns):
 
 
 def _taps(x, kernel_shape, strides, rows, columns):
-    """(i, j, the pixels that element i, j of the kernel is multiplied with) for all elements."""
+    """Yields (i, j, the pixels that element i, j of the kernel multiplies) for all elements."""
     for i in range(kernel_shape[0]):
         for j in range(kernel_shape[1]):
             end = i + strides * (rows - 1) + 1, j + strides * (columns - 1) + 1
@@ -144,7 +148,7 @@ def _sum(terms):
 
 
 def _in_chunks(fn: Callable, x: Array, *others: Array):
-    """fn(x, *others), a chunk of images at a time; results are joined along their first axis."""
+    """Computes fn(x, *others) in chunks of images; results are joined along their first axis."""
     images = x.shape[0]
     if isinstance(images, int):
         limit = max(1, _CHUNK_NUMBERS // max(1, math.prod(x.shape[1:])))

@@ -16,14 +16,14 @@ _Paddings = tuple[int, int]  # of rows and of columns, the same before and after
 def kernel_gradient(
     x: jax.Array, shape: Sequence[int], g: jax.Array, strides: int, paddings: _Paddings
 ) -> jax.Array:
-    """Gradient with respect to a kernel of this shape, from the gradient `g` of the result."""
+    """Computes the gradient of a kernel of this shape from the gradient `g` of the result."""
     if tuple(shape[:2]) == (1, 1):
         return _product_over_pixels(x, shape, g, strides, paddings)
     return kernel_gradient_of_batch_last(batch_last(x), shape, g, strides, paddings)
 
 
 def _product_over_pixels(x, shape, g, strides, paddings):
-    """The gradient of a 1x1 kernel: one matrix product over all pixels."""
+    """Computes the gradient of a 1x1 kernel as one matrix product over all pixels."""
     *_, i, o = shape
     x = jnp.pad(x, ((0, 0), *((p, p) for p in paddings), (0, 0)))
     rows, columns = (strides * (n - 1) + 1 for n in g.shape[1:3])
@@ -37,7 +37,7 @@ def _product_over_pixels(x, shape, g, strides, paddings):
 def kernel_gradient_of_batch_last(
     x: jax.Array, shape: Sequence[int], g: jax.Array, strides: int, paddings: _Paddings
 ) -> jax.Array:
-    """`kernel_gradient` of a feature map whose last axis is the batch, `x [i h w b]`.
+    """Computes `kernel_gradient` of a feature map whose last axis is the batch, `x [i h w b]`.
 
     It is the convolution of the feature map by `g`, in which the images take the place of channels.
     """
@@ -58,7 +58,7 @@ def kernel_gradient_of_batch_last(
 
 
 def batch_last(x: jax.Array) -> jax.Array:
-    """`x [b h w i]` as `[i h w b]`, by three transpositions that each stay in the cache.
+    """Transposes `x [b h w i]` to `[i h w b]` in three steps that each stay in the cache.
 
     First whole pixels move, then images and channels change places within a pixel, then rows of
     images move. The loop keeps XLA from merging them into one transposition, which is far slower.
@@ -74,7 +74,7 @@ def batch_last(x: jax.Array) -> jax.Array:
 def input_gradient(
     shape: Sequence[int], kernel: jax.Array, g: jax.Array, strides: int, paddings: _Paddings
 ) -> jax.Array:
-    """Gradient with respect to an input `[b h w i]` of this shape: the transposed convolution.
+    """Computes the gradient of an input `[b h w i]` of this shape: the transposed convolution.
 
     Pixel m of the input with m + padding = strides n + r is reached by the taps r, r + strides, ...
     of the kernel, from the outputs n, n - 1, ... So the pixels of each residue r are one dense

@@ -26,7 +26,8 @@ _MAX_SIZE = 16  # the position in a window is stored in 8 bits
 def max_pool(
     x: Float[Array, "b h w c"], size: int, *, strides: int, padding: _Paddings, impl: str = "auto"
 ) -> Float[jax.Array, "b y x c"]:
-    """Maximum of each window of `size` x `size` pixels, with this padding before and after.
+    """Takes the maximum of each window of `size` x `size` pixels, with this padding before and
+    after.
 
     `dmljax.kernels` explains `impl`. With "auto", CPUs take XLA's form at stride 1: in the other
     one XLA would recompute the argmax for every pixel of the gradient.
@@ -40,7 +41,7 @@ def max_pool(
 def xla_max_pool(
     x: Float[Array, "b h w c"], size: int, *, strides: int, padding: _Paddings
 ) -> Float[jax.Array, "b y x c"]:
-    """The plain form: XLA's max pooling, with XLA's gradient."""
+    """Computes the plain form: XLA's max pooling, with XLA's gradient."""
     sides: _Paddings | str = padding
     if is_portable():  # ONNX exporters drop the padding of max pooling without a word
         x = jnp.pad(x, ((0, 0), *padding, (0, 0)), constant_values=-jnp.inf)
@@ -92,7 +93,7 @@ def _cpu_fn(impl: str, strides: int, own_fn: Callable, xla_fn: Callable) -> Call
 
 
 def _max_and_argmax(x, size, strides, padding):
-    """The maximum of each window, and its position in the window, counted row by row."""
+    """Returns the maximum of each window, and its position in the window, counted row by row."""
     x = jnp.pad(x, ((0, 0), *padding, (0, 0)), constant_values=-jnp.inf)
     spans = [(n - size) // strides * strides + 1 for n in x.shape[1:3]]
     largest = argmax = None
@@ -108,7 +109,7 @@ def _max_and_argmax(x, size, strides, padding):
 
 
 def _spread(shape, argmax, g, size, strides, padding):
-    """Each window's gradient at the pixel that was its maximum.
+    """Places each window's gradient at the pixel that was its maximum.
 
     Pixel strides m + r of the padded map is pixel strides a + r of window m - a.
     """

@@ -47,7 +47,8 @@ _OUTPUTS = (
 def is_faster(
     shape: Sequence[Any], kernel_shape: Sequence[int], strides: int, padding: int
 ) -> bool:
-    """Whether this form is possible and faster: sums of rows must be cheap beside the products.
+    """Returns whether this form is possible and faster: sums of rows must be cheap next to the
+    products.
 
     The batch in `shape` may be symbolic.
     """
@@ -56,7 +57,7 @@ def is_faster(
 
 
 def conv(x: jax.Array, kernel: jax.Array, *, padding: int) -> jax.Array:
-    """Convolution with stride 1 of `x [b h w i]` with `kernel [3 kw i o]`."""
+    """Convolves `x [b h w i]` with `kernel [3 kw i o]` at stride 1."""
     rows = x.shape[1] + 2 * padding - 2
     taps = _combine(_TAPS, kernel)
     # Padding the columns once is cheaper than letting each convolution pad its rows.
@@ -101,7 +102,7 @@ def conv_gradients(
 
 
 def _combine(matrix, arrays):
-    """`matrix @ arrays`, skipping the zeros of the matrix."""
+    """Computes `matrix @ arrays`, skipping the zeros of the matrix."""
     return [
         functools.reduce(operator.add, [c * a for c, a in zip(row, arrays, strict=True) if c])
         for row in matrix
@@ -113,7 +114,9 @@ def _transpose(matrix):
 
 
 def _split_rows(x, padding):
-    """Six arrays: array r holds the rows r, r + 4, r + 8, ... of `x` padded above and below."""
+    """Splits `x`, padded above and below, into six arrays: array r holds the rows r, r + 4, r + 8,
+    ...
+    """
     rows = x.shape[1] + 2 * padding - 2
     tiles = -(-rows // 4)
     x = jnp.pad(x, ((0, 0), (padding, padding + 4 * tiles - rows), (0, 0), (0, 0)))
@@ -121,6 +124,6 @@ def _split_rows(x, padding):
 
 
 def _interleave_rows(fourths):
-    """One feature map from four arrays: array r holds its rows r, r + 4, r + 8, ..."""
+    """Joins four arrays to one feature map: array r holds its rows r, r + 4, r + 8, ..."""
     b, tiles, *columns = fourths[0].shape
     return jnp.stack(fourths, axis=2).reshape(b, 4 * tiles, *columns)

@@ -39,7 +39,7 @@ class Modules(NamedTuple):
 
 
 def modules(forward_fn: Callable, **linen: nn.Module) -> Modules:
-    """The functions of several modules that `forward_fn` connects.
+    """Builds the functions of several modules that `forward_fn` connects.
 
     `forward_fn(run, images)` calls `run["name"](inputs)` for every module of `linen`, in whatever
     way the method needs, and returns the outputs. Variables are stored under the same names:
@@ -97,7 +97,7 @@ def encoder(
     pool_fn: Callable | None = None,
     dense_fn: Callable = Dense,
 ) -> Modules:
-    """A backbone "net" and a head "head" (`heads.Head`): pool, linear layer, unit vectors.
+    """Connects a backbone "net" and a head "head" (`heads.Head`): pool, linear layer, unit vectors.
 
     * `dim`: width of the linear layer; None leaves it out.
     * `pool_fn`: a function of `nets.pools`, or any function of the last feature map [b h w c] -> [b
@@ -112,7 +112,9 @@ def encoder(
 
 
 def pooling(pool_fn: Callable | None) -> tuple[str, Callable | None]:
-    """The output of a backbone that a head reads, and the `pool_fn` that is left for the head."""
+    """Returns the output of a backbone that a head reads, and the `pool_fn` that remains for the
+    head.
+    """
     # A backbone returns several pooled vectors. XLA computes only the outputs that are used.
     if pool_fn is None:
         return "pooled", None
@@ -121,7 +123,9 @@ def pooling(pool_fn: Callable | None) -> tuple[str, Callable | None]:
 
 
 def output_of(outputs: Mapping[str, Any], name: str) -> Any:
-    """The output `name` of a backbone; raises where it has none, such as no class token."""
+    """Returns the output `name` of a backbone; raises if there is none, for example no class
+    token.
+    """
     if name not in outputs:
         raise ValueError(
             f"pool_fn: this net has no output {name!r}; only nets with a class token have "
@@ -149,7 +153,9 @@ class FeaturesOrImages(nn.Module):
 def backbone_features(
     net: nn.Module, params: Any, model_state: Any, images: jax.Array, *, output: str = "pooled"
 ) -> jax.Array:
-    """What the backbone under "net" gives for images, as float32 `[b d]`; features stay."""
+    """Computes the features of the backbone under "net" as float32 `[b d]`; features pass
+    unchanged.
+    """
     if images.ndim == 2:
         return images
     variables = {"params": params["net"]}
@@ -162,7 +168,8 @@ def backbone_features(
 def with_backbone(
     params: Variables, model_state: Variables, backbone: Variables | None
 ) -> tuple[Variables, Variables]:
-    """`params` and `model_state` with the variables of a pretrained backbone under "net".
+    """Replaces the variables under "net" in `params` and `model_state` by those of a pretrained
+    backbone.
 
     `backbone` is `{"params": ..., "batch_stats": ...}`, the latter optional; None changes nothing.
     """

@@ -119,7 +119,7 @@ class RandomMiner(NamedTuple):
 
 
 def with_miner(loss_fn: Callable, mine_fn: MineFn | RandomMiner | None) -> Callable:
-    """`loss_fn(embeddings, labels, *, key, step, ...)` with the miner bound.
+    """Returns `loss_fn(embeddings, labels, *, key, step, ...)` with the miner bound.
 
     Loss and miner get the `step` if they have an argument of this name. Only a `RandomMiner` gets
     the `key`.
@@ -144,7 +144,7 @@ def with_miner(loss_fn: Callable, mine_fn: MineFn | RandomMiner | None) -> Calla
 
 
 def with_step(function: Callable) -> Callable:
-    """`function(..., step)`, which gets the `step` if it has an argument of this name."""
+    """Returns `function(..., step)`, which passes `step` on if `function` has such an argument."""
     takes_step = _has(function, "step")
 
     def stepped(*args, step, **kwargs):
@@ -156,7 +156,7 @@ def with_step(function: Callable) -> Callable:
 
 
 def accepts(function: Callable, keyword: str) -> bool:
-    """Whether a function has an argument of this name, or takes any."""
+    """Returns whether a function has an argument of this name, or accepts any keyword."""
     parameters = inspect.signature(function).parameters
     return _has(function, keyword) or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
@@ -166,7 +166,9 @@ def _has(function: Callable, keyword: str) -> bool:
 
 
 def with_prefixes(loss_fn: Callable, prefixes: Sequence[int]) -> Callable:
-    """`loss_fn` summed over prefixes and the whole width (`losses.prefixes`); as it is for ()."""
+    """Sums `loss_fn` over prefixes and the whole width (`losses.prefixes`); () returns it
+    unchanged.
+    """
     if not prefixes:
         return loss_fn
     check_prefixes(prefixes)
@@ -181,7 +183,8 @@ def with_prefixes(loss_fn: Callable, prefixes: Sequence[int]) -> Callable:
 
 
 def with_params(method: Method, params_fn: Callable[[Any], Any]) -> Method:
-    """`method` with other parameters; `params_fn` makes the parameters of `method` from them.
+    """Returns `method` with other parameters; `params_fn` computes the parameters of `method` from
+    them.
 
     `init` still returns the parameters of `method`.
     """
@@ -198,7 +201,7 @@ def with_params(method: Method, params_fn: Callable[[Any], Any]) -> Method:
 
 
 def split_loss(net: Modules, criterion: Callable) -> tuple[Callable, SplitLoss]:
-    """The `loss` and the `split_loss` of a method: `net`, then `criterion`.
+    """Builds the `loss` and the `split_loss` of a method: first `net`, then `criterion`.
 
     `criterion` is as in `SplitLoss`. It sees the outputs "embeddings" and "features" of `net`.
     """

@@ -28,7 +28,7 @@ def pairs(
     memory_start: int = 0,
     prefixes: Sequence[int] = (),
 ) -> base.Method:
-    """The loss `loss_fn(embeddings, labels)` on a backbone, a pool and a linear layer.
+    """Applies the loss `loss_fn(embeddings, labels)` to a backbone, a pool and a linear layer.
 
     * `mine_fn`: a miner, which narrows the pairs that the loss sees.
     * `dim`: width of the linear layer; None evaluates the pooled features themselves.

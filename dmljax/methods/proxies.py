@@ -40,7 +40,7 @@ _PUBLISHED = {
 
 
 def published_init(loss_fn: Callable) -> Initializer:
-    """The initial values of proxies `[c d]` or `[c k d]` in the code published with a loss.
+    """Returns the initial values of proxies `[c d]` or `[c k d]` in the code published with a loss.
 
     * `proxy_anchor` (Kim et al., 2020): normal with variance 2 / c.
     * `soft_triple` (Qian et al., 2019): uniform within 1 / sqrt(c k).
@@ -75,7 +75,8 @@ def proxies(
     sample: float | None = None,
     unbiased: bool = False,
 ) -> base.Method:
-    """The loss `loss_fn(features, labels, proxies)` on a backbone, a pool and a linear layer.
+    """Applies the loss `loss_fn(features, labels, proxies)` to a backbone, a pool and a linear
+    layer.
 
     The proxies are `params["proxies"]`. They often need a higher learning rate than the net: in a
     config `optimizer.groups=[dict(path="^proxies", factor=100.0)]`.
@@ -135,7 +136,7 @@ def proxies(
 def _tiles_fn(
     loss_fn: Callable, tile: int | None, sample: float | None, unbiased: bool
 ) -> Callable[[jax.Array], dict[str, ops.ClassTiles]]:
-    """The keywords of the loss in a step, made from its key."""
+    """Returns the keywords of the loss in a step, which depend on its key."""
     if sample is not None and not 0 < sample <= 1:
         raise ValueError(
             f"method.sample={sample} is no share of the classes: above 0 and at most 1, such as "

@@ -40,7 +40,8 @@ def semantic_proxies(
     proxy_init: Initializer | float | None = None,
     prefixes: Sequence[int] = (),
 ) -> base.Method:
-    """`proxies` with semantic proxies (VPTSP-G, Ren et al., ICLR 2024), for vision transformers.
+    """Builds `proxies` with semantic proxies (VPTSP-G, Ren et al., ICLR 2024), for vision
+    transformers.
 
     A step reads every image twice. The first time, it becomes an embedding as in `proxies`. The
     second time, the first `depth` blocks read `count` prompts of the image's class beside the
@@ -146,7 +147,7 @@ def accumulated(
     vectors: Float[Array, "b d"],
     labels: Int[Array, "b"],
 ) -> Float[Array, "c d"]:
-    """Semantic proxies after the vectors of a batch, as unit vectors.
+    """Updates the semantic proxies with the vectors of a batch, as unit vectors.
 
     For one vector after the other, `semantic[label] = merge_fn(semantic[label], vector)`. Only the
     rows of the batch are carried along, so that the memory does not depend on the classes.
@@ -174,7 +175,7 @@ class _Head(nn.Module):
 
 
 def _cell(features: int) -> nn.GRUCell:
-    """A GRU with ReLU in place of tanh."""
+    """Applies a GRU cell with ReLU in place of tanh."""
     return nn.GRUCell(
         features,
         activation_fn=nn.relu,
@@ -184,7 +185,7 @@ def _cell(features: int) -> nn.GRUCell:
 
 
 def _pooled(net, params, model_state, images, tokens):
-    """What the net pools from images `[b ...]` beside tokens `[b depth count width]`."""
+    """Pools images `[b ...]` together with tokens `[b depth count width]`."""
     depth = tokens.shape[1]
     # Blocks after the first `depth` ones read no prompts: a tuple, as their numbers differ.
     by_block = (*(tokens[:, i] for i in range(depth)), tokens[:, 0, :0])

@@ -41,12 +41,12 @@ CombineFn = Callable[[Array], Array]
 
 
 def concatenate_heads(messages: Float[Array, "n heads w"]) -> Float[Array, "n heads*w"]:
-    """The messages of all heads side by side."""
+    """Concatenates the messages of all heads."""
     return messages.reshape(len(messages), -1)
 
 
 def average_heads(messages: Float[Array, "n heads w"]) -> Float[Array, "n w"]:
-    """The mean of the messages of all heads."""
+    """Averages the messages of all heads."""
     return jnp.mean(ops.widen(messages), axis=1).astype(messages.dtype)
 
 
@@ -58,7 +58,7 @@ def dot(
     dtype: Any = None,
     name: str | None = None,
 ) -> nn.Module:
-    """Dot-product attention (Vaswani et al., 2017).
+    """Computes dot-product attention (Vaswani et al., 2017).
 
     sum_j softmax_j(q_i.k_j / sqrt(w)) v_j for every head of width w, then a linear layer of the
     combined heads. The text of Seidenschwarz et al. (ICML 2021) divides by the root of the full
@@ -78,7 +78,7 @@ def dot_plus_one(
     dtype: Any = None,
     name: str | None = None,
 ) -> nn.Module:
-    """`dot` with the weights exp(s_j) / (1 + sum_k exp(s_k)), which sum to less than 1.
+    """Computes `dot` with the weights exp(s_j) / (1 + sum_k exp(s_k)), which sum to less than 1.
 
     The code of Seidenschwarz et al. (ICML 2021) computes this; their formula is `dot`.
     """
@@ -97,7 +97,7 @@ def gat(
     dtype: Any = None,
     name: str | None = None,
 ) -> nn.Module:
-    """Graph attention: sum_j softmax_j(LeakyReLU(a.[W h_i, W h_j])) W h_j, without biases.
+    """Computes graph attention: sum_j softmax_j(LeakyReLU(a.[W h_i, W h_j])) W h_j, without biases.
 
     (GAT; Velickovic et al., ICLR 2018.) Every receiver ranks the senders in the same order.
 
@@ -126,7 +126,7 @@ def gatv2(
     dtype: Any = None,
     name: str | None = None,
 ) -> nn.Module:
-    """Graph attention: sum_j softmax_j(a.LeakyReLU(V h_i + W h_j)) W h_j, without biases.
+    """Computes graph attention: sum_j softmax_j(a.LeakyReLU(V h_i + W h_j)) W h_j, without biases.
 
     (GATv2; Brody et al., ICLR 2022.) Arguments are as in `gat`. With `share_projection=True` V is
     W, and the score from i to j equals the score from j to i.
@@ -136,12 +136,12 @@ def gatv2(
 
 
 def _softmax(scores, where):
-    """The weights of a receiver sum to 1, or are all 0 if it receives from none."""
+    """Computes weights that sum to 1 for each receiver, or are all 0 without senders."""
     return _weights(scores, where, lowest=-jnp.inf)
 
 
 def _softmax_plus_one(scores, where):
-    """The softmax with one more sender, whose score and message are 0."""
+    """Computes the softmax with one more sender, whose score and message are 0."""
     return _weights(scores, where, lowest=0.0)
 
 
@@ -332,19 +332,21 @@ def _linear(x, features, name, dtype):
 
 
 def _attention(softmax_fn, scores, mask, edge_weights):
-    """The attention [heads n n] of scores [heads n n]."""
+    """Returns the attention [heads n n] of scores [heads n n]."""
     weights = jax.vmap(softmax_fn, in_axes=(0, None))(scores, mask)
     return weights if edge_weights is None else weights * edge_weights[None, :, :]
 
 
 def _messages(weights, values, dropout, train):
-    """For every receiver and head the weighted sum of `values [n heads w]`, with dropout."""
+    """Sums `values [n heads w]` by weight for every receiver and head, with dropout."""
     weights = nn.Dropout(dropout, deterministic=not train, name="dropout")(weights)
     return jax.vmap(jnp.matmul, in_axes=(0, 1), out_axes=1)(weights.astype(values.dtype), values)
 
 
 def check_nodes(nodes: Any, adjacency: Any, edge_weights: Any, where: Any) -> int:
-    """The number of nodes n. Raises unless nodes are [n d] floats and the other arrays fit them."""
+    """Returns the number of nodes n. Raises unless nodes are [n d] floats and the other arrays fit
+    them.
+    """
     if jnp.ndim(nodes) != 2 or not jnp.issubdtype(nodes.dtype, jnp.floating):
         raise ValueError(
             f"nodes are [n d] floats, one row per image, not {nodes.dtype} {list(jnp.shape(nodes))}"
@@ -368,7 +370,7 @@ def check_nodes(nodes: Any, adjacency: Any, edge_weights: Any, where: Any) -> in
 
 
 def _width_before(combine_fn: CombineFn, heads: int, features: int) -> int:
-    """The width of a head whose messages become `features` numbers in `combine_fn`."""
+    """Returns the width of a head whose messages become `features` numbers in `combine_fn`."""
     if heads < 1:
         return _head_width(features, heads)
     messages = jax.ShapeDtypeStruct((1, heads, features), jnp.float32)

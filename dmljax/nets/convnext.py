@@ -132,7 +132,9 @@ class ConvNeXt(nn.Module, kw_only=True):
         return outputs
 
     def _place(self, name: str) -> tuple[str, range]:
-        """The stage and the blocks of a name: '2.4' is one block of stage '2', and '2' is all."""
+        """Splits a name into stage and blocks: '2.4' is one block of stage '2', and '2' is all of
+        them.
+        """
         stage, dot, block = name.partition(".")
         if stage not in _STAGES[1:]:
             return name, range(1)

@@ -115,7 +115,8 @@ class EfficientNetLite(nn.Module, kw_only=True):
 
 
 def _padded(x: Array, size: int, strides: int) -> jax.Array:
-    """`x` with TensorFlow's "same" padding: at a stride of 2, often more zeros behind than before.
+    """Pads `x` by TensorFlow's "same" rule: at a stride of 2, often with more zeros behind than in
+    front.
 
     A map of n pixels gives ceil(n / strides).
     """

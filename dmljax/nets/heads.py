@@ -96,7 +96,7 @@ def classify(
     train: bool,
     where: Bool[Array, "b"] | None = None,
 ) -> dict[str, Array]:
-    """The outputs of a head from "features" on; arguments are as in `Head`.
+    """Computes the outputs of a head from "features" on; the arguments are those of `Head`.
 
     Creates "bottleneck" (the neck) and "fc" (the classifier) in the module that calls it.
     """

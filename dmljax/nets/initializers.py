@@ -39,44 +39,46 @@ _DISTRIBUTIONS: dict[str, Callable] = {
 
 
 def normal(std: float) -> Initializer:
-    """Normal with mean 0 and this standard deviation."""
+    """Draws from a normal distribution with mean 0 and this standard deviation."""
     return _scaled("standard_normal", std)
 
 
 def truncated_normal(std: float) -> Initializer:
-    """Normal with this standard deviation before values beyond two of them are drawn again."""
+    """Draws from a normal distribution with this std and redraws values beyond two of them."""
     return _scaled("standard_truncated", std)
 
 
 def uniform(bound: float) -> Initializer:
-    """Uniform between -bound and bound."""
+    """Draws uniformly between -bound and bound."""
     return _scaled("standard_uniform", bound)
 
 
 def fan_in_uniform(fan_in: int) -> Initializer:
-    """Uniform within 1 / sqrt(fan_in): PyTorch's default for weights and biases."""
+    """Draws uniformly within 1 / sqrt(fan_in): PyTorch's default for weights and biases."""
     return uniform(1 / math.sqrt(fan_in))
 
 
 def kaiming_normal(key: jax.Array, shape: Sequence[int], dtype: Any = jnp.float32) -> jax.Array:
-    """Normal with variance 2 / fan_out (He et al., 2015), as torchvision draws its convolutions."""
+    """Draws from a normal distribution of variance 2 / fan_out (He et al., 2015), as torchvision
+    does for convolutions.
+    """
     fan_out = math.prod(shape[:-2]) * shape[-1]
     return normal(math.sqrt(2 / fan_out))(key, shape, dtype)
 
 
 def glorot_uniform(key: jax.Array, shape: Sequence[int], dtype: Any = jnp.float32) -> jax.Array:
-    """Uniform with variance 2 / (fan_in + fan_out) (Glorot & Bengio, 2010)."""
+    """Draws uniformly with variance 2 / (fan_in + fan_out) (Glorot & Bengio, 2010)."""
     fans = math.prod(shape[:-2]) * (shape[-2] + shape[-1])
     return uniform(math.sqrt(6 / fans))(key, shape, dtype)
 
 
 def caffe_xavier(key: jax.Array, shape: Sequence[int], dtype: Any = jnp.float32) -> jax.Array:
-    """Uniform with variance 1 / fan_in, which Caffe calls "xavier"."""
+    """Draws uniformly with variance 1 / fan_in, which Caffe calls "xavier"."""
     return uniform(math.sqrt(3 / math.prod(shape[:-1])))(key, shape, dtype)
 
 
 def initial_values(init_fn: Callable, *args: Any) -> Any:
-    """`init_fn(*args)`, evaluated step by step, without the steps that its results do not need.
+    """Evaluates `init_fn(*args)` step by step, without the steps that its results do not need.
 
     An init function of Flax runs the net to learn the shapes of its parameters. No parameter
     depends on the outputs, so they are not computed here.
@@ -140,7 +142,7 @@ batching.primitive_batchers[_draw] = _draw_for_keys
 
 @functools.partial(jax.jit, static_argnums=0)
 def _draw_part(kind: str, key: jax.Array, part: jax.Array) -> jax.Array:
-    """The numbers of some blocks; block i is drawn with `fold_in(key, i)`."""
+    """Draws the numbers of some blocks; block i uses `fold_in(key, i)`."""
     blocks = part * _BLOCKS_PER_PART + jnp.arange(_BLOCKS_PER_PART)
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, blocks)
     return jax.vmap(lambda key: _DISTRIBUTIONS[kind](key, shape=(_BLOCK,)))(keys).reshape(-1)

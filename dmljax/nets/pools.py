@@ -29,7 +29,7 @@ __all__ = [
 def gem(
     maps: Float[Array, "b h w c"], *, p: float | Float[Array, ""] = 3.0, epsilon: float = 1e-6
 ) -> Float[Array, "b c"]:
-    """Generalized mean over space: (mean x^p)^(1/p) (Radenovic et al., TPAMI 2019).
+    """Computes the generalized mean over space: (mean x^p)^(1/p) (Radenovic et al., TPAMI 2019).
 
     It is the mean at p = 1 and approaches the maximum as p grows. Values below `epsilon` count as
     `epsilon`.
@@ -44,7 +44,9 @@ def gem(
 def learned_gem(
     maps: Float[Array, "b h w c"], *, p: float = 3.0, epsilon: float = 1e-6
 ) -> Float[Array, "b c"]:
-    """`gem` with a learned power that starts at `p`; creates "gem" in the module that calls it."""
+    """Computes `gem` with a learned power that starts at `p`; creates "gem" in the calling
+    module.
+    """
     return _GeM(p=p, epsilon=epsilon, name="gem")(maps)
 
 
@@ -59,8 +61,8 @@ class _GeM(nn.Module, kw_only=True):
 
 
 def learned_attention(maps: Float[Array, "b h w c"], *, heads: int = 8) -> Float[Array, "b c"]:
-    """The values of all positions, weighted by their attention to a learned query (Lee et al., ICML
-    2019; the head of SigLIP). Creates "attention" in the module that calls it.
+    """Averages the values of all positions by their attention to a learned query (Lee et al., ICML
+    2019; the head of SigLIP). Creates "attention" in the calling module.
 
     With keys k_i = K x_i and values v_i = V x_i of the positions i, each of the `heads` has a query
     q, and its share of the channels is sum_i softmax_i(q k_i / sqrt(c / heads)) v_i. The linear
@@ -86,7 +88,7 @@ class _Attention(nn.Module, kw_only=True):
 
 
 def class_and_mean(maps: Float[Array, "b h w c"]) -> Float[Array, "b n"]:
-    """The class token of a transformer beside the mean of its patch tokens, `[b 2d]`.
+    """Concatenates the class token of a transformer and the mean of its patch tokens, `[b 2d]`.
 
     As in the linear evaluation of DINOv2 (Oquab et al., TMLR 2024). A map has no class token, so
     the net computes this as its output "class_and_mean", and calling the function raises.
@@ -95,10 +97,10 @@ def class_and_mean(maps: Float[Array, "b h w c"]) -> Float[Array, "b n"]:
 
 
 def global_mean_max(maps: Float[Array, "b h w c"]) -> Float[Array, "b c"]:
-    """The sum of mean and maximum over space."""
+    """Adds mean and maximum over space."""
     return global_mean(maps) + global_max(maps)
 
 
 def flatten(maps: Float[Array, "b h w c"]) -> Float[Array, "b n"]:
-    """All values of the map as one vector, for images in which position carries meaning."""
+    """Flattens the map to one vector, for images in which position carries meaning."""
     return ops.widen(maps).reshape(maps.shape[0], -1)

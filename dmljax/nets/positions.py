@@ -42,7 +42,8 @@ def resized(
 
 
 def at_size(net: Any, variables: Any, size: tuple[int, int]) -> tuple[Any, Any]:
-    """The same net for images of `size` (height, width), with learned positions of that size.
+    """Returns the same net for images of `size` (height, width), with learned positions of that
+    size.
 
     Their resizing happens once, here, and no longer at every call. `net` is a `nets.vit.ViT`;
     others have no learned positions, and stay. `variables` is a tree that holds the net's variables
@@ -70,7 +71,7 @@ def at_size(net: Any, variables: Any, size: tuple[int, int]) -> tuple[Any, Any]:
 
 
 def _bicubic(before: int, after: int, rule: str) -> Float[np.ndarray, "after before"]:
-    """Matrix that resizes a line with Keys' kernel.
+    """Builds the matrix that resizes a line with Keys' kernel.
 
     `jax.image.resize` has these matrices too ("cubic-pytorch", and "cubic" with antialiasing), but
     no offset, and antialiasing cannot be converted to ONNX.

@@ -11,7 +11,7 @@ __all__ = ["block_count", "prompts"]
 
 
 def block_count(params: Any) -> int:
-    """The number of blocks of a vision transformer with these parameters; 0 for other nets."""
+    """Counts the blocks of a vision transformer with these parameters; 0 for other nets."""
     blocks = params.get("blocks", {})
     return len(blocks) if "attn" in blocks.get("0", {}) else 0
 

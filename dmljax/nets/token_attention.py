@@ -39,7 +39,9 @@ def attention(
     is_causal: bool = False,
     form: str = "auto",
 ) -> Float[jax.Array, "b q h d"]:
-    """softmax(q k^T / sqrt(d)) v for every head (Vaswani et al., 2017); softmax in float32."""
+    """Computes softmax(q k^T / sqrt(d)) v for every head (Vaswani et al., 2017); the softmax is in
+    float32.
+    """
     check(form)
     return FORMS["plain" if form == "auto" else form](q, k, v, is_causal)
 
@@ -60,7 +62,9 @@ def check(form: str, platform: str = "gpu") -> None:
 def milliseconds(
     *, images: int, tokens: int, heads: int, width: int, dtype: Any, is_causal: bool = False
 ) -> dict[str, float | str]:
-    """By form: the time of attention with its gradient on this device, or why it is refused."""
+    """Measures, by form, the time of attention with its gradient on this device, or why it is
+    refused.
+    """
     shape = (images, tokens, heads, width // heads)
     arrays = [
         jax.random.normal(key, shape, dtype) for key in jax.random.split(jax.random.key(0), 4)
@@ -106,8 +110,9 @@ def _median(function: Callable, arrays: list[jax.Array]) -> float:
 
 
 def _plain(q, k, v, is_causal):
-    """The heads come before the tokens in memory. On CPUs XLA multiplies such maps directly, and
-    takes two thirds of the time."""
+    """Places heads before tokens in memory. On CPUs XLA multiplies such maps directly, in two
+    thirds of the time.
+    """
     q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
     return jnp.swapaxes(_heads_first(q, k, v, is_causal), 1, 2)
 
@@ -118,9 +123,10 @@ def _heads_first(q, k, v, is_causal):
 
 
 def _heads_first_forward(q, k, v, is_causal):
-    """The sum of the exponentials divides the result, [tokens, width], instead of the weights,
+    """Divides the result, [tokens, width], by the sum of the exponentials, instead of the weights,
     [tokens, tokens], which saves a third of the time on CPUs. In half precision it divides the
-    weights, so that the result is rounded once."""
+    weights, so that the result is rounded once.
+    """
     weights, totals, results = [], [], []
     for rows in _parts(q.shape[2]):
         scores = _scores(q[:, :, rows], k)
@@ -160,8 +166,9 @@ _heads_first.defvjp(_heads_first_forward, _heads_first_backward)
 
 
 def _parts(tokens):
-    """XLA on CPUs divides queries into blocks of 256, one core for each block. Of 257 queries the
-    second core would get one, so they are divided into two halves."""
+    """Splits 257 queries into two halves. XLA on CPUs divides queries into blocks of 256, one core
+    for each block, so that the second core would get one query.
+    """
     half = -(-tokens // 2)
     return [slice(0, half), slice(half, tokens)] if 256 < tokens <= 512 else [slice(0, tokens)]
 
@@ -182,7 +189,7 @@ def _cudnn(q, k, v, is_causal):
 
 
 def _of_even_lengths(q, k, v, is_causal, implementation):
-    """cuDNN has no gradient for odd numbers of tokens: a token is added, and masked out."""
+    """Adds a masked token to odd lengths, for which cuDNN has no gradient."""
     lengths = [jnp.full(len(x), x.shape[1], jnp.int32) for x in (q, k)]
     is_odd = q.shape[1] % 2 or k.shape[1] % 2
     masks = dict(zip(("query_seq_lengths", "key_value_seq_lengths"), lengths, strict=True))

@@ -21,32 +21,33 @@ __all__ = ["Parts", "gelu", "quick_gelu", "silu", "tanh_gelu"]
 
 
 def _in_float32(activation: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """The activation of `x`. In half precision it computes in float32, and again for the gradient,
-    for which only `x` is kept."""
+    """Computes the activation of `x`. In half precision it computes in float32, and again for the
+    gradient, which needs only `x`.
+    """
     if jnp.finfo(x.dtype).bits >= 32:
         return activation(x)
     return jax.checkpoint(lambda x: activation(ops.widen(x)).astype(x.dtype))(x)
 
 
 def gelu(x: jax.Array) -> jax.Array:
-    """GELU by the error function, in float32 in half the time of `nn.gelu` on CPUs."""
+    """Computes GELU by the error function in float32, on CPUs in half the time of `nn.gelu`."""
     if jnp.finfo(x.dtype).bits < 32:  # the form below would round the tail of negative x
         return _in_float32(functools.partial(nn.gelu, approximate=False), x)
     return x * (0.5 + 0.5 * jax.lax.erf(x / math.sqrt(2)))
 
 
 def tanh_gelu(x: jax.Array) -> jax.Array:
-    """GELU by the hyperbolic tangent, which differs by up to 5e-4."""
+    """Computes GELU by the hyperbolic tangent, which differs by up to 5e-4."""
     return _in_float32(nn.gelu, x)
 
 
 def quick_gelu(x: jax.Array) -> jax.Array:
-    """x sigmoid(1.702 x), the activation of OpenAI's CLIP."""
+    """Computes x sigmoid(1.702 x), the activation of OpenAI's CLIP."""
     return _in_float32(lambda x: x * jax.nn.sigmoid(1.702 * x), x)
 
 
 def silu(x: jax.Array) -> jax.Array:
-    """x sigmoid(x), which gates SwiGLU."""
+    """Computes x sigmoid(x), the gate of SwiGLU."""
     return _in_float32(nn.silu, x)
 
 
@@ -97,7 +98,7 @@ class Parts(NamedTuple):
         return self.dense(y, self.width, "fc2")
 
     def block(self, x: jax.Array, *, drop_path: float = 0.0) -> jax.Array:
-        """One block; each branch is left out for a share `drop_path` of the images."""
+        """Applies one block; each branch is dropped for a fraction `drop_path` of the images."""
         y = self._scaled(layers.named("attn", self.self_attention, self.norm(x, "norm1")), "ls1")
         x = layers.with_stored_gradient(x + layers.DropPath(drop_path, name="drop_path1")(y))
         y = self._scaled(layers.named("mlp", self.mlp, self.norm(x, "norm2")), "ls2")

@@ -97,7 +97,7 @@ class ViT(nn.Module, kw_only=True):
         return h // self.patch, w // self.patch
 
     def tokens(self, shape: tuple[int, ...]) -> int:
-        """The tokens of an image of `shape` (height, width, channels)."""
+        """Computes the tokens of an image of `shape` (height, width, channels)."""
         patches = (shape[0] // self.patch) * (shape[1] // self.patch)
         return patches + self.class_token + self.registers
 
@@ -131,7 +131,7 @@ class ViT(nn.Module, kw_only=True):
             return tokens[:, -h * w :].reshape(b, h, w, width)
 
         def between(x, *tokens):
-            """`tokens`, instead of the prompts in `x`, before the patches."""
+            """Inserts `tokens` before the patches, instead of the prompts in `x`."""
             return jnp.concatenate((x[:, :count], *tokens, x[:, -h * w :]), axis=1)
 
         def repeated(token, x):

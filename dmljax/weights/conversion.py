@@ -87,7 +87,7 @@ def convert(
 
 
 def _digest(adapters: Any) -> str:
-    """The digest of the factors alone: norms of DoRA may be the norms of the weights."""
+    """Hashes the factors alone; norms of DoRA may be the norms of the weights."""
     flat = traverse_util.flatten_dict(adapters)
     return converted.digest({"/".join(p): x for p, x in flat.items() if p[-1] in ("a", "b")})
 
@@ -114,14 +114,16 @@ def _written(
 
 
 def _of_net(net: str) -> Published | None:
-    """An entry of the table for `net`, if all of its entries have one license and one input."""
+    """Returns an entry of the table for `net` if all of its entries have one license and one
+    input.
+    """
     entries = [entry for entry in PUBLISHED.values() if entry.net == net]
     kinds = {(entry.license, str(entry.preprocessing)) for entry in entries}
     return entries[0] if len(kinds) == 1 else None
 
 
 def _expected_input(net: nn.Module) -> Preprocessing | None:
-    """What a net expects whose file is not known."""
+    """Returns the input that a net expects if its file is unknown."""
     expected = getattr(net, "expected_normalization", None)
     if expected is None:
         return None

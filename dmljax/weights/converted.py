@@ -33,12 +33,12 @@ def write(path: str | os.PathLike, tensors: Mapping[str, np.ndarray], metadata: 
 
 
 def read_metadata(path: str | os.PathLike) -> dict[str, Any]:
-    """The metadata that `convert` wrote: net, source, SHA-256, license, inputs, notes."""
+    """Reads the metadata that `convert` wrote: net, source, SHA-256, license, inputs, notes."""
     return metadata_of(path, read(path))
 
 
 def metadata_of(path: str | os.PathLike, weights: Weights) -> dict[str, Any]:
-    """The same for a file that has been read."""
+    """Returns the same for a file that has been read."""
     text = weights.metadata.get("dmljax")
     if text is None:
         raise ValueError(
@@ -49,7 +49,7 @@ def metadata_of(path: str | os.PathLike, weights: Weights) -> dict[str, Any]:
 
 
 def expected_normalization(path: str | os.PathLike) -> str | dict[str, Any] | None:
-    """The value of a config's `normalize` that a file of weights expects, or None.
+    """Returns the value of a config's `normalize` that a file of weights expects, or None.
 
     It is known for converted files and for published ones (`weights.PUBLISHED`).
     """
@@ -60,7 +60,7 @@ def expected_normalization(path: str | os.PathLike) -> str | dict[str, Any] | No
 
 
 def expected_preprocessing(path: str | os.PathLike) -> Preprocessing | None:
-    """How the images of a file of weights were prepared, or None if that is not known.
+    """Returns how the images of a file of weights were prepared, or None if that is unknown.
 
     It is known for published files, and for those converted from files of a known family.
     """
@@ -77,7 +77,7 @@ def expected_preprocessing(path: str | os.PathLike) -> Preprocessing | None:
 
 
 def digest(tensors: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 of names, types, shapes and values."""
+    """Computes the SHA-256 of names, types, shapes and values."""
     total = hashlib.sha256()
     for name in sorted(tensors):
         total.update(f"{name} {tensors[name].dtype} {tensors[name].shape}\n".encode())
@@ -86,7 +86,7 @@ def digest(tensors: Mapping[str, np.ndarray]) -> str:
 
 
 def file_digest(path: str | os.PathLike) -> str:
-    """The digest of the tensors that a converted file records, without reading them.
+    """Returns the hash of the tensors that a converted file records, without reading them.
 
     For any other file it is the SHA-256 of the file; for an index, of index and shards.
     """

@@ -35,7 +35,7 @@ class _Origin(NamedTuple):
 
 
 def fetch(name: str, *, folder: str | os.PathLike, timeout: float = 60.0) -> pathlib.Path:
-    """The path of a published file, which is checked and, if needed, downloaded to `folder`.
+    """Returns the path of a published file; checks it and, if needed, downloads it to `folder`.
 
     A file in an installed Python package is not downloaded. An interrupted download continues
     where it stopped, if the server still has the same file: a digest is published, or the server
@@ -74,7 +74,7 @@ def _fetch_vocabulary(name: str, weights: pathlib.Path, timeout: float) -> None:
 def _fetched(
     name: str, urls: Sequence[str], path: pathlib.Path, digest: str, timeout: float
 ) -> pathlib.Path:
-    """`path`, after downloading it from the first of `urls` that answers."""
+    """Downloads `path` from the first of `urls` that answers, and returns it."""
     partial_path = path.with_name(f"{path.name}.part")
     origin_path = path.with_name(f"{path.name}.part.json")
     make_folder(path.parent)
@@ -113,7 +113,7 @@ def _fetched(
 
 
 def _read_origin(path: pathlib.Path) -> _Origin:
-    """The origin of a partial file; an empty one if it is not recorded, or damaged."""
+    """Reads the origin of a partial file; it is empty if it is not recorded, or damaged."""
     try:
         origin = _Origin(**reading.json_file(path))
     except (OSError, ValueError, TypeError):
@@ -123,7 +123,7 @@ def _read_origin(path: pathlib.Path) -> _Origin:
 
 
 def _reason(error: Exception, url: str) -> str:
-    """Why a download failed, in words."""
+    """Returns why a download failed, in words."""
     reason = getattr(error, "reason", None) or str(error) or type(error).__name__
     if isinstance(error, urllib.error.HTTPError):
         error.close()
@@ -146,7 +146,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def _sha256_of_hub(headers: Any) -> str:
-    """The SHA-256 that huggingface.co names for large files, or ''."""
+    """Returns the SHA-256 that huggingface.co names for large files, or ''."""
     value = headers.get("X-Linked-Etag", "").strip('"').lower()
     return value if re.fullmatch("[0-9a-f]{64}", value) else ""
 
@@ -212,14 +212,18 @@ def _download(
 
 
 def _is_same(origin: _Origin, etag: str, sha256: str) -> bool:
-    """Whether an answer with this ETag and SHA-256 is of the file that a partial file began."""
+    """Returns whether an answer with this ETag and SHA-256 belongs to the file of a partial
+    download.
+    """
     if origin.sha256 and sha256:
         return origin.sha256 == sha256
     return bool(origin.etag) and origin.etag == etag
 
 
 def _checked(path: pathlib.Path, expected: str, *, source: str = "") -> pathlib.Path:
-    """`path`, after comparing its digest; `source` says who names `expected`, if nobody else."""
+    """Compares the hash of `path` and returns it; `source` says who names `expected`, if nobody
+    else does.
+    """
     algorithm, _, digits = expected.partition(":")
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, algorithm or "sha256").hexdigest()

@@ -28,7 +28,7 @@ _RULES = {
 
 
 def width_of(name: str) -> int:
-    """The numbers per image of a net that has published files."""
+    """Returns the width of the output of a net that has published files."""
     from dmljax import nets  # here, so that reading files does not import all nets
 
     if name in _WIDTHS:
@@ -38,7 +38,7 @@ def width_of(name: str) -> int:
 
 
 def table(columns: int) -> str:
-    """The published files, one line each, for a terminal with this number of columns."""
+    """Formats the published files, one line each, for a terminal with this number of columns."""
     rows: list[tuple[str, ...]]
     rows = [("name", "MB", "width", "input", "license", "--net", "trained on")]
     for name, entry in PUBLISHED.items():
@@ -61,7 +61,7 @@ def table(columns: int) -> str:
 
 
 def explain(name: str) -> str:
-    """Input, license, training data, size and source of the published files of `name`.
+    """Describes the published files of `name`: input, license, training data, size and source.
 
     `name` is a key of `PUBLISHED`, or the name of a net, which may have several files.
     """

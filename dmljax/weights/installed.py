@@ -7,7 +7,7 @@ from dmljax.weights.published import PUBLISHED, file_name
 
 
 def installed() -> dict[str, pathlib.Path]:
-    """Published files in installed Python packages, by their names in `PUBLISHED`."""
+    """Finds published files in installed Python packages, by their names in `PUBLISHED`."""
     paths = {}
     for name, published in PUBLISHED.items():
         if not published.package:
@@ -23,7 +23,7 @@ def installed() -> dict[str, pathlib.Path]:
 
 
 def get_command(name: str) -> str:
-    """The command that brings a published file to this machine."""
+    """Returns the command that brings a published file to this machine."""
     published = PUBLISHED[name]
     if "://" not in published.urls[0]:
         return f"pip install {published.package}"

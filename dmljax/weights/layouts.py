@@ -71,7 +71,9 @@ TORCH = Layout(_torch_name, lambda name: name.split(".")[0], _torch_shape, _from
 
 
 def layout_of(net: Any) -> Layout:
-    """How published files store the parameters of a net: its attribute `layout`, or `TORCH`."""
+    """Returns how published files store the parameters of a net: its attribute `layout`, or
+    `TORCH`.
+    """
     return getattr(net, "layout", TORCH)
 
 
@@ -79,7 +81,9 @@ FLAX = Layout("/".join, lambda name: name.split("/")[1], _unchanged, _unchanged)
 
 
 def torch_tensors(weights: Weights) -> dict[str, np.ndarray]:
-    """The tensors of a published file under PyTorch's names: 'layer1.0.bn1.running_mean'."""
+    """Returns the tensors of a published file under PyTorch's names:
+    'layer1.0.bn1.running_mean'.
+    """
     tensors = {}
     for name, array in weights.tensors.items():
         if weights.layout == "onnx":
@@ -93,7 +97,7 @@ def torch_tensors(weights: Weights) -> dict[str, np.ndarray]:
 
 
 def classifier_size(tensors: Mapping[str, np.ndarray]) -> int | None:
-    """The number of classes of the main classifier, or None if there is no classifier."""
+    """Returns the number of classes of the main classifier, or None without a classifier."""
     for name in _MAIN_CLASSIFIERS:
         weight = tensors.get(f"{name}.weight")
         if weight is not None:
@@ -102,7 +106,7 @@ def classifier_size(tensors: Mapping[str, np.ndarray]) -> int | None:
 
 
 def architecture(tensors: Mapping[str, np.ndarray], name_map: NameMap) -> str | None:
-    """Which architecture a file is for, as words for a message."""
+    """Names the architecture of a file, for a message."""
     for name, words in _ARCHITECTURES.items():
         if all(source in tensors for source in name_map.source(name).names):
             return words

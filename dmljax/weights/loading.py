@@ -35,7 +35,7 @@ IMAGE_SIZE = 224  # of nets without an attribute `image_size`
 
 
 def image_shape_of(net: nn.Module) -> tuple[int, int, int]:
-    """RGB images of the net's `image_size`, or of 224 x 224 pixels if it has none."""
+    """Returns the shape of RGB images of the net's `image_size`, by default 224 x 224 pixels."""
     height, width = np.broadcast_to(getattr(net, "image_size", IMAGE_SIZE), 2).tolist()
     return height, width, 3
 
@@ -47,7 +47,7 @@ def load(
     image_shape: Sequence[int] | None = None,
     report_fn: ReportFn = logging.info,
 ) -> Variables:
-    """The variables of `net`, as numpy arrays, from a published or a converted file.
+    """Returns the variables of `net`, as numpy arrays, from a published or a converted file.
 
     Every tensor is checked. A classifier that the net lacks is left out, and so are the stages
     before `start` and after `stop`. `report_fn` is called with a line about what is left out, and
@@ -76,7 +76,7 @@ def from_tensors(
     image_shape: Sequence[int] | None = None,
     report_fn: ReportFn = logging.info,
 ) -> Variables:
-    """The variables of `net` from arrays named 'params/conv1/kernel', checked as by `load`.
+    """Builds the variables of `net` from arrays named 'params/conv1/kernel', checked as by `load`.
 
     Messages call them `label`.
     """
@@ -84,7 +84,7 @@ def from_tensors(
 
 
 def read_published(path: str | os.PathLike) -> readers.Weights:
-    """`readers.read`, which also compares the SHA-256 with the digits in the file's name."""
+    """Calls `readers.read` and compares the SHA-256 with the digits in the file's name."""
     if str(path) in PUBLISHED and not pathlib.Path(path).exists():
         raise FileNotFoundError(
             f"{path} is not a file but the name of a published one: "
@@ -108,7 +108,7 @@ def fit(
     report_fn: ReportFn,
     image_shape: Sequence[int] | None = None,
 ) -> Variables:
-    """The variables of `net` from the tensors of a file, which messages call `label`."""
+    """Builds the variables of `net` from the tensors of a file, which messages call `label`."""
     shapes_of_all_stages, shapes = _shapes(net, image_shape)
     name_map = name_map_of(tensors) if layout is TORCH else NameMap("", ())
     _refuse_other_sizes(label, tensors, net, name_map)
@@ -160,7 +160,7 @@ def matched_variables(
     shapes: Mapping[tuple, Any],
     layout: Layout,
 ) -> tuple[dict[tuple, np.ndarray], collections.Counter[str], dict[str, list[str]]]:
-    """The variables of a net by their paths, the types in the file, and what does not fit."""
+    """Returns the variables of a net by their paths, the types in the file, and the mismatches."""
     variables, dtypes = {}, collections.Counter[str]()
     problems: dict[str, list[str]] = {"missing": [], "shape": [], "no floats": []}
     for path, source in sources.items():
@@ -191,7 +191,7 @@ def check(label: str, problems: Mapping[str, Sequence[str]], *, hint: str = "") 
 def finite_variables(
     label: str, variables: Mapping[tuple, np.ndarray], sources: Mapping[tuple, Source]
 ) -> Variables:
-    """The variables as a tree; raises if one holds NaN or infinity."""
+    """Returns the variables as a tree; raises if one holds NaN or infinity."""
     if broken := [p for p, value in variables.items() if not np.isfinite(value).all()]:
         names = [" + ".join(sources[path].names) for path in broken]
         raise ValueError(f"{label} is damaged: NaN or infinity in {_some(names)}")
@@ -199,7 +199,9 @@ def finite_variables(
 
 
 def name_map_of(names: Container[str]) -> NameMap:
-    """The map for a file with these names; the names of the net itself, if no other map fits."""
+    """Returns the map for a file with these names; the names of the net itself, if no other map
+    fits.
+    """
     for name_map in NAME_MAPS:
         if name_map.fits(names):
             return name_map
@@ -263,7 +265,7 @@ def _shapes(
 
 
 def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape without leading axes of size 1, which some files have and others lack."""
+    """Removes leading axes of size 1 from a shape, which some files have and others lack."""
     while len(shape) > 1 and shape[0] == 1:
         shape = shape[1:]
     return shape

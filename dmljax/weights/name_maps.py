@@ -28,7 +28,7 @@ class Source(NamedTuple):
     zero_row: bool = False
 
     def value(self, tensors: Mapping[str, Any], shape: tuple[int, ...]) -> Any:
-        """The parameter; `shape` is its shape if it is missing."""
+        """Returns the parameter; `shape` is its shape if it is missing."""
         if self.zero_if_missing and self.names[0] not in tensors:
             return np.zeros(shape, np.float32)
         arrays = [tensors[name] for name in self.names]
@@ -69,12 +69,12 @@ class NameMap(NamedTuple):
     absent: tuple[str, ...] = ()
 
     def fits(self, names: Container[str]) -> bool:
-        """Whether a file with these names is one of the kind."""
+        """Returns whether the map describes a file with these names."""
         has_marks = all(mark in names for mark in self.marks)
         return has_marks and not any(name in names for name in self.absent)
 
     def source(self, name: str, *, gated: bool = False) -> Source:
-        """Where a file has the parameter that is called `name` in PyTorch's spelling."""
+        """Returns where a file has the parameter that is called `name` in PyTorch's spelling."""
         module, _, leaf = name.rpartition(".")
         for key, value in {**self.rules, **(self.gated_rules if gated else {})}.items():
             pattern = re.escape(key).replace(r"\*", r"(\d+)")

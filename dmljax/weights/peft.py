@@ -76,7 +76,7 @@ def load_adapter(
     base: str | os.PathLike | None = None,
     report_fn: Callable[[str], None] = logging.info,
 ) -> Any:
-    """The adapters in a folder of peft for `adapt.merged(params, adapters, scale=1.0)`.
+    """Reads the adapters in a folder of peft for `adapt.merged(params, adapters, scale=1.0)`.
 
     `params` are the parameters of `net`. `base` is the file of its weights: an adapter that names
     the digest of another file is refused. `report_fn` is called with what is left out. If only
@@ -268,7 +268,7 @@ def _options(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _tensors(folder: pathlib.Path) -> tuple[dict[str, np.ndarray], str | None]:
-    """The tensors of an adapter, and the digest of its base if it is written there."""
+    """Reads the tensors of an adapter, and the hash of its base if it is written there."""
     file = folder / _MODEL
     if not file.is_file():
         file = folder / "adapter_model.bin"
@@ -284,7 +284,7 @@ def _tensors(folder: pathlib.Path) -> tuple[dict[str, np.ndarray], str | None]:
 
 
 def _matrix(tensor: np.ndarray) -> np.ndarray:
-    """A factor of a linear layer, or of a 1 x 1 convolution, as a matrix."""
+    """Reshapes a factor of a linear layer, or of a 1 x 1 convolution, to a matrix."""
     return tensor.reshape(tensor.shape[:2]) if tensor.shape[2:] in ((), (1, 1)) else tensor
 
 
@@ -299,7 +299,7 @@ def _scale(options: Mapping[str, Any], module: str, *, rank: int) -> float:
 
 
 def _kernel_shapes(net: nn.Module) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """The shapes of the kernels that can have adapters, by their paths."""
+    """Returns the shapes of the kernels that can have adapters, by their paths."""
     image = jax.ShapeDtypeStruct((1, *image_shape_of(net)), jnp.float32)
     shapes = jax.eval_shape(lambda key, x: net.init(key, x, train=False), jax.random.key(0), image)
     return {
@@ -322,7 +322,7 @@ def _stem(name: str) -> str:
 
 
 def _new_name(module: str, name_map: NameMap) -> str:
-    """The name of a module of the base in transformers 5."""
+    """Returns the name of a module of the base in transformers 5."""
     for pattern, name in _NEW_NAMES:
         module = re.sub(pattern, name, module)
     if name_map.title == "ViT, transformers":
@@ -333,7 +333,9 @@ def _new_name(module: str, name_map: NameMap) -> str:
 def _places(
     folder: pathlib.Path, modules: Sequence[str], kernels: Mapping[tuple[str, ...], Any]
 ) -> dict[str, list[_Place]]:
-    """Where each module of an adapter lies in the net, by the naming that knows all of them."""
+    """Finds where each module of an adapter lies in the net, by the naming that knows all of
+    them.
+    """
     unknown = list(modules)
     for name_map in (*NAME_MAPS, _OWN_NAMES):
         table: dict[str, list[_Place]] = {}
@@ -359,7 +361,9 @@ def _places(
 
 
 def _found(module: str, table: Mapping[str, list[_Place]]) -> list[_Place]:
-    """The entry of a module, also where its name or that in the table has more levels in front."""
+    """Returns the entry of a module, also if its name or that in the table has more levels in
+    front.
+    """
     for _ in range(3):
         if module in table:
             return table[module]
@@ -372,7 +376,7 @@ def _found(module: str, table: Mapping[str, list[_Place]]) -> list[_Place]:
 def _kernel_norms(
     folder: pathlib.Path, net: nn.Module, base: str | os.PathLike | None
 ) -> dict[tuple[str, ...], np.ndarray]:
-    """The norms of the columns of all kernels in the weights `base`, by their paths."""
+    """Computes the norms of the columns of all kernels in the weights `base`, by their paths."""
     if base is None:
         raise ValueError(
             f"{folder} has adapters of DoRA for parts of a fused kernel: give the weights that it "
@@ -387,7 +391,7 @@ def _kernel_norms(
 
 
 def _stacked(factors: Mapping[int, _Factors], parts: int) -> tuple[np.ndarray, np.ndarray]:
-    """a and b of a kernel; of several parts, those without an adapter are zeros."""
+    """Stacks a and b of the parts of a kernel; parts without an adapter are zeros."""
     if parts == 1:
         return factors[0].a, factors[0].b
     rank = max(part.a.shape[1] for part in factors.values())
@@ -400,7 +404,9 @@ def _stacked(factors: Mapping[int, _Factors], parts: int) -> tuple[np.ndarray, n
 
 
 def _base_name(base: str | os.PathLike) -> str:
-    """The repository of a published file, such as 'facebook/dinov2-small', or the file's name."""
+    """Returns the repository of a published file, for example 'facebook/dinov2-small', or the
+    file's name.
+    """
     name = identify(base)
     for url in PUBLISHED[name].urls if name else ():
         if match := re.match(r"https://huggingface\.co/([^/]+/[^/]+)/resolve/", url):
@@ -409,7 +415,7 @@ def _base_name(base: str | os.PathLike) -> str:
 
 
 def _targets(modules: Sequence[str], names: Sequence[str]) -> set[str]:
-    """Last levels of the names of modules where these tell enough, else whole names."""
+    """Returns the last levels of the names of modules where these identify them, else whole names."""
     targets = set()
     for module in modules:
         leaf = module.rpartition(".")[2]

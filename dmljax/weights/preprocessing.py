@@ -23,7 +23,7 @@ INPUTS: dict[str, dict[str, Any]] = {
 
 
 def inputs(spec: str | Mapping[str, Any]) -> dict[str, Any] | None:
-    """The input that the value of `config.normalize` makes, as data; None if it is not known.
+    """Returns the input that the value of `config.normalize` makes, as data; None if it is unknown.
 
     >>> inputs({"name": "rgb", "mean": (0, 0, 0), "std": (1, 1, 1)}) == inputs("unit")
     True
@@ -35,7 +35,7 @@ def inputs(spec: str | Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def title(spec: str | Mapping[str, Any]) -> str:
-    """The value of `config.normalize` in short form, for a line that a user reads.
+    """Returns the value of `config.normalize` in short form, for a line that a user reads.
 
     >>> title("imagenet")
     'RGB 0 to 1, mean 0.485 0.456 0.406, std 0.229 0.224 0.225'
@@ -59,7 +59,7 @@ def title(spec: str | Mapping[str, Any]) -> str:
 
 
 def rgb(images: Any, *, mean: Sequence[float], std: Sequence[float]) -> Any:
-    """RGB from 0 to 1, minus `mean`, over `std`."""
+    """Scales RGB to 0 to 1, subtracts `mean` and divides by `std`."""
     if not (len(mean) == len(std) == 3 and min(mean) >= 0 and max(mean) <= 1 and min(std) > 0):
         raise ValueError(
             f"mean and std are three numbers each, of RGB from 0 to 1, not {mean} and {std}: "
@@ -69,7 +69,7 @@ def rgb(images: Any, *, mean: Sequence[float], std: Sequence[float]) -> Any:
 
 
 def imagenet(images: Any, *, red_std: float = 0.229) -> Any:
-    """RGB from 0 to 1, minus ImageNet's mean, over its deviation: torchvision, timm, DINO.
+    """Normalizes RGB from 0 to 1 by ImageNet's mean and std: torchvision, timm, DINO.
 
     `red_std=0.299` is a typing error in the published code of the graph system.
     """
@@ -77,17 +77,17 @@ def imagenet(images: Any, *, red_std: float = 0.229) -> Any:
 
 
 def caffe(images: Any) -> Any:
-    """BGR from 0 to 255 minus (104, 117, 123): Caffe's GoogLeNet."""
+    """Subtracts (104, 117, 123) from BGR from 0 to 255: Caffe's GoogLeNet."""
     return images[..., ::-1].astype(np.float32) - _constant(104, 117, 123)
 
 
 def caffe_bn(images: Any) -> Any:
-    """BGR from 0 to 255 minus (104, 117, 128): the published BN-Inception."""
+    """Subtracts (104, 117, 128) from BGR from 0 to 255: the published BN-Inception."""
     return images[..., ::-1].astype(np.float32) - _constant(104, 117, 128)
 
 
 def unit(images: Any) -> Any:
-    """RGB from 0 to 1."""
+    """Scales RGB to 0 to 1."""
     return images.astype(np.float32) / np.float32(255)
 
 

@@ -42,14 +42,14 @@ NAME_MAPS: tuple[NameMap, ...] = tuple(
 
 
 def file_name(name: str) -> str:
-    """The name under which `fetch` keeps the file."""
+    """Returns the name under which `fetch` keeps the file."""
     file = PUBLISHED[name].urls[0].rpartition("/")[2]
     # All files of the timm hub have this name.
     return f"{name}.safetensors" if file == "model.safetensors" else file
 
 
 def identify(path: str | os.PathLike) -> str | None:
-    """The name in `PUBLISHED` of the file at `path`, or None.
+    """Returns the name in `PUBLISHED` of the file at `path`, or None.
 
     A file is recognized by its digest, or by its name where no digest is published. Names are
     compared first: computing the digests of a large file takes seconds.

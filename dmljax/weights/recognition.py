@@ -36,13 +36,13 @@ class _Stages(NamedTuple):
 
 
 def nets_of(tensors: Mapping[str, np.ndarray], name_map: NameMap) -> list[str]:
-    """The published nets that fit the tensors of a file."""
+    """Returns the published nets that fit the tensors of a file."""
     facts = _facts_of_file(tensors, name_map)
     return [name for name, other in _facts_of_nets().items() if other == facts]
 
 
 def names_of(net: Any) -> list[str]:
-    """The published nets with the sizes and parts of `net`."""
+    """Returns the published nets with the sizes and parts of `net`."""
     facts = _facts_of_net(net)
     return [name for name, other in _facts_of_nets().items() if other == facts]
 

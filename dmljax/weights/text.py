@@ -37,12 +37,13 @@ _SIGLIP2 = TokenRule(64, None, "<eos>", "<pad>", lowercase=True)
 
 
 def token_rule(net: str) -> TokenRule:
-    """The rule of the tower beside the net of this name."""
+    """Returns the rule of the tower for the net of this name."""
     return _SIGLIP2 if net.startswith("siglip2") else _CLIP
 
 
 def vocabulary_urls(name: str) -> list[str]:
-    """Where the vocabulary of the tower beside a published file is; [] without such a tower.
+    """Returns the addresses of the vocabulary of a published file's text tower; [] without such a
+    tower.
 
     On the hub, it lies beside the file.
     """
@@ -54,7 +55,7 @@ def vocabulary_urls(name: str) -> list[str]:
 
 
 def vocabulary_beside(weights: str | os.PathLike) -> pathlib.Path:
-    """Where `fetch` puts the vocabulary that belongs to a file of weights."""
+    """Returns where `fetch` puts the vocabulary that belongs to a file of weights."""
     path = pathlib.Path(weights)
     return path.with_name(f"{path.stem}.tokenizer.json")
 
@@ -80,7 +81,7 @@ def _openclip(prefix: str, projection: str | Source, mark: str) -> NameMap:
 
 
 def _matrix(name: str) -> Source:
-    """A matrix that is no kernel, so that its axes stay."""
+    """Returns a matrix that is not a kernel, so that its axes stay."""
     return Source((name,), transposed=True)
 
 
@@ -93,7 +94,9 @@ _NAME_MAPS = (
 
 
 def load(path: str | os.PathLike, net: str) -> tuple[text.TextTower, dict[str, Any]] | None:
-    """The tower beside the net of this name with its variables, or None if the file has none."""
+    """Loads the text tower for the net of this name with its variables, or returns None if the file
+    has none.
+    """
     tensors = torch_tensors(loading.read_published(path))
     name_map = next((m for m in _NAME_MAPS if m.marks[0] in tensors), None)
     if name_map is None or net not in text.TOWERS:

@@ -20,7 +20,8 @@ def contrastive(
     where: Bool[Array, "b"] | None = None,
     mine_fn: MineFn | None = None,
 ) -> Float[Array, ""]:
-    """The metric loss of ABE: (sum of d^2 over positives + [margin - d^2]+ over negatives) / pairs.
+    """Computes ABE's metric loss: (sum of d^2 over positives + [margin - d^2]+ over negatives) /
+    pairs.
 
     (Kim et al., ECCV 2018.) `dmljax.losses.contrastive` differs in two ways: it squares the hinge
     instead of the distance inside it, and it averages positives and negatives separately.
@@ -44,7 +45,8 @@ def contrastive(
 
 
 def divergence(learners: Float[Array, "b m d"], *, margin: Scalar = 1.0) -> Float[Array, ""]:
-    """sum_{p<q} [margin - |B_p(x) - B_q(x)|^2]+ over pairs of learners, mean over images x.
+    """Computes sum_{p<q} [margin - |B_p(x) - B_q(x)|^2]+ over pairs of learners, averaged over
+    images x.
 
     (Kim et al., ECCV 2018.) It pushes the learners of one image apart. The paper also sums over
     images, so its weight depends on the size of the batch.
@@ -58,13 +60,13 @@ def divergence(learners: Float[Array, "b m d"], *, margin: Scalar = 1.0) -> Floa
 
 
 def mean_divergence(learners: Float[Array, "b m d"], *, margin: Scalar = 1.0) -> Float[Array, ""]:
-    """`divergence` divided by the m (m - 1) / 2 pairs of learners, as public code does."""
+    """Divides `divergence` by the m (m - 1) / 2 pairs of learners, as public code does."""
     count = learners.shape[1]
     return divergence(learners, margin=margin) / max(count * (count - 1) // 2, 1)
 
 
 def drawn_pairs(labels: Array) -> ops.Pairs:
-    """Only the pairs of rows i and i + b/2, which `data.sampling.abe_pairs` draws."""
+    """Returns only the pairs of rows i and i + b/2, which `data.sampling.abe_pairs` draws."""
     b = len(labels)
     if b % 2:
         raise ValueError(f"drawn pairs need a batch of an even number of rows, not {b}")

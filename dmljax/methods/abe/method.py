@@ -35,7 +35,8 @@ def abe(
     lambda_div: float = 1.0,
     divergence_fn: Callable = divergence,
 ) -> base.Method:
-    """ABE-M (Kim et al., ECCV 2018): sum_m loss_fn(B_m(x), y) + lambda_div divergence_fn(B(x)).
+    """Builds ABE-M (Kim et al., ECCV 2018): sum_m loss_fn(B_m(x), y) + lambda_div
+    divergence_fn(B(x)).
 
     `embed` returns the unit vectors of the learners side by side, divided by sqrt(M). A ranking by
     it is a ranking by the mean of the learners' squared distances. The parts are the learners.
@@ -100,7 +101,9 @@ def _ensemble_method(
     lambda_div: float,
     divergence_fn: Callable,
 ) -> tuple[base.Method, Callable]:
-    """The method of any ensemble of `nets`, and its `(params, model_state, images) -> outputs`."""
+    """Builds the method of an ensemble of `nets`, and its `(params, model_state, images) ->
+    outputs`.
+    """
     learners = ensemble.learners
     divergence_fn = base.with_step(divergence_fn)
     module = assemble.modules(lambda run, images: run["net"](images), net=ensemble)
@@ -152,7 +155,7 @@ def _ensemble_method(
 
 
 def _like(net: nn.Module) -> Callable[..., nn.Module]:
-    """A function that makes nets like `net`, with other stages and names."""
+    """Returns a function that creates nets like `net`, with other stages and names."""
     fields = {f.name: getattr(net, f.name) for f in dataclasses.fields(net)}
     if not {"start", "stop"} <= set(fields):
         raise ValueError(
@@ -165,7 +168,9 @@ def _like(net: nn.Module) -> Callable[..., nn.Module]:
 
 
 def _self_cosine(learners: Float[Array, "b m d"]) -> Float[Array, ""]:
-    """Mean cosine between two learners of one image; near 1 if the learners have collapsed."""
+    """Computes the mean cosine between two learners of an image; it is near 1 if they have
+    collapsed.
+    """
     m = learners.shape[1]
     total = jnp.sum(learners, axis=1)  # |sum of unit vectors|^2 = m + 2 sum_{p<q} cos
     return jnp.mean(jnp.sum(total * total, axis=1) - m) / (m * (m - 1))

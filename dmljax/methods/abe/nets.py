@@ -39,7 +39,9 @@ __all__ = ["ABE", "MultiHead", "min_max", "with_backbone"]
 
 
 def min_max(logits: Float[Array, "b h w c"]) -> Float[Array, "b h w c"]:
-    """A mask from 0 to 1: every channel of every image scaled over space; a constant one is 0."""
+    """Scales every channel of every image over space to a mask from 0 to 1; a constant channel
+    gives 0.
+    """
     low = jnp.min(logits, axis=(1, 2), keepdims=True)
     high = jnp.max(logits, axis=(1, 2), keepdims=True)
     return (logits - low) / jnp.where(high > low, high - low, 1)
@@ -164,7 +166,7 @@ def with_backbone(variables: Mapping[str, Any], backbone: Mapping[str, Any]) -> 
 
 
 def _subtree(tree, backbone, name):
-    """The values of `backbone` at the places of `tree`, which has a part of its stages."""
+    """Selects the values of `backbone` at the paths of `tree`, which has some of its stages."""
     if missing := sorted(set(tree) - set(backbone)):
         raise ValueError(
             f"the backbone has no {', '.join(missing)}, which {name!r} needs: take weights of the "
@@ -179,13 +181,17 @@ def _subtree(tree, backbone, name):
 
 
 def _next(net, outputs, train):
-    """The next stages of a net on the map, and on the tokens before it where it has some."""
+    """Applies the next stages of a net to the map, and to the tokens in front of it if there are
+    any.
+    """
     tokens = {"prefix": outputs["prefix"]} if "prefix" in outputs else {}
     return net(outputs["features"], train=train, **tokens)
 
 
 def _places(outputs):
-    """All places of a net's outputs as a map; with a prefix `[b p+h*w 1 c]`, its tokens first."""
+    """Returns all positions of a net's outputs as a map; with a prefix, `[b p+h*w 1 c]`, tokens
+    first.
+    """
     maps = outputs["features"]
     if "prefix" not in outputs:
         return maps
@@ -194,7 +200,7 @@ def _places(outputs):
 
 
 def _from_places(places, grid):
-    """The inverse of `_places`."""
+    """Inverts `_places`."""
     if places.shape[1:3] == grid:
         return {"features": places}
     b, count, _, c = places.shape
@@ -203,7 +209,7 @@ def _from_places(places, grid):
 
 
 def _pooled(pool_fn, outputs, name, train):
-    """The pooled map of a backbone with these outputs; a learned pool is called `name`."""
+    """Pools the map of a backbone with these outputs; `name` is the module of a learned pool."""
     output, pool_fn = assemble.pooling(pool_fn)
     if pool_fn is None:
         return assemble.output_of(outputs, output)
@@ -218,7 +224,7 @@ def _outputs(vectors):
 
 
 def _glorot_of_each_learner(learners):
-    """Glorot's initial values for the kernels of several learners that lie side by side."""
+    """Draws Glorot's initial values for the concatenated kernels of several learners."""
 
     def init(key, shape, dtype=jnp.float32):
         bound = (6 / (shape[2] + shape[3] // learners)) ** 0.5

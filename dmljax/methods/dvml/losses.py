@@ -17,7 +17,7 @@ __all__ = [
 
 
 def divergence(mean: Float[Array, "b d"], log_variance: Float[Array, "b d"]) -> Float[Array, ""]:
-    """KL(N(mean, variance) | N(0, 1)): summed over dimensions, averaged over the batch.
+    """Computes KL(N(mean, variance) | N(0, 1)), summed over dimensions, averaged over the batch.
 
     (variance + mean^2 - log variance - 1) / 2. Equation 8 of Lin et al. (ECCV 2018) prints its
     negative, and other public code divides by the batch twice.
@@ -32,14 +32,16 @@ def divergence(mean: Float[Array, "b d"], log_variance: Float[Array, "b d"]) -> 
 def reconstruction_norm(
     features: Float[Array, "b c"], decoded: Float[Array, "t b c"]
 ) -> Float[Array, ""]:
-    """mean |f - f'| over the batch and t samples: equation 9 of Lin et al. (ECCV 2018)."""
+    """Computes the mean of |f - f'| over the batch and t samples: equation 9 of Lin et al. (ECCV
+    2018).
+    """
     return jnp.mean(ops.sqrt(jnp.sum(_squares(features, decoded), axis=2)))
 
 
 def reconstruction_half_sum(
     features: Float[Array, "b c"], decoded: Float[Array, "t b c"]
 ) -> Float[Array, ""]:
-    """sum (f - f')^2 / 2 over batch and dimensions, mean over t samples, as in public code.
+    """Sums (f - f')^2 / 2 over batch and dimensions, averaged over t samples, as in public code.
 
     It grows with the batch and is 1e3 to 1e5 times as large as `reconstruction_norm`.
     """
@@ -49,7 +51,7 @@ def reconstruction_half_sum(
 def reconstruction_mean_square(
     features: Float[Array, "b c"], decoded: Float[Array, "t b c"]
 ) -> Float[Array, ""]:
-    """mean (f - f')^2 over samples, batch and dimensions, as in other public code."""
+    """Averages (f - f')^2 over samples, batch and dimensions, as in other public code."""
     return jnp.mean(_squares(features, decoded))
 
 
@@ -60,7 +62,8 @@ def n_pairs(
     l2_weight: float = 3e-3,
     where: Bool[Array, "b"] | None = None,
 ) -> Float[Array, ""]:
-    """`losses.n_pairs` on dot products of the embeddings as they are (Sohn, NeurIPS 2016).
+    """Computes `losses.n_pairs` on dot products of the embeddings without normalization (Sohn,
+    NeurIPS 2016).
 
     Adds `l2_weight` / 4 times the mean squared norms of anchors and of positives. The predecessor
     of DVML's public code uses 3e-3, and recommends 1.5e-2 for CUB.

@@ -55,7 +55,8 @@ def dvml(
     decay: float = 0.0,
     probe: bool = False,
 ) -> base.Method:
-    """lambda_1 KL + lambda_2 |f - decoder(z)| + lambda_3 loss_fn(z, y) + lambda_4 loss_fn(z_I, y).
+    """Builds DVML: lambda_1 KL + lambda_2 |f - decoder(z)| + lambda_3 loss_fn(z, y) + lambda_4
+    loss_fn(z_I, y).
 
     The defaults are the form of the paper. Arguments with two values have one for each phase of
     training. An optimizer group with the path "^decoder/" or "^probe/" gives these parameters
@@ -135,7 +136,7 @@ def dvml(
         )
 
     def decode(params, model_state, f, z, in_phase_2):
-        """(reconstruction loss, model_state): in one program for both phases."""
+        """Returns (reconstruction loss, model_state), in one program for both phases."""
         released, trained = (jnp.where(in_phase_2, x[1], x[0]) for x in (release, train_decoder))
         source = jnp.where(released, z, jax.lax.stop_gradient(z))
         target = jnp.where(released & learn_target, f, jax.lax.stop_gradient(f))
@@ -222,7 +223,7 @@ def dvml(
 
 
 def _encoder(net: nn.Module, heads: nn.Module, pool_fn: Callable | None) -> assemble.Modules:
-    """Backbone, pool and heads: images -> "features" and the outputs of the heads."""
+    """Connects backbone, pool and heads: images -> "features" and the outputs of the heads."""
     output, pool_fn = assemble.pooling(pool_fn)
     linen = {"net": net, "heads": heads}
     if pool_fn is not None:
@@ -244,7 +245,9 @@ def _probe_params(key: Array, width: int, classes: int) -> dict[str, Array]:
 
 
 def _cross_entropy(params: Mapping[str, Array], features: Array, labels: Array) -> Array:
-    """The loss of a softmax classifier of the features, which get no gradient from it."""
+    """Computes the loss of a softmax classifier on the features, which receive no gradient from
+    it.
+    """
     logits = ops.matmul(jax.lax.stop_gradient(features), params["kernel"])
     logits = logits + params["bias"][None, :]
     of_label = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)
@@ -252,7 +255,7 @@ def _cross_entropy(params: Mapping[str, Array], features: Array, labels: Array) 
 
 
 def _sum_of_squares(tree: Mapping[str, Any]) -> Array:
-    """Sum of the squares of all parameters, except of norms: modules that have a "scale"."""
+    """Sums the squares of all parameters except those of norms: modules that have a "scale"."""
     if "scale" in tree:
         return jnp.zeros(())
     return sum(

@@ -69,13 +69,13 @@ class VariationalHeads(nn.Module, kw_only=True):
 
 
 def standard_deviation(log_variance: Float[Array, "b d"]) -> Float[Array, "b d"]:
-    """exp(log_variance / 2), between exp(-10) and exp(10)."""
+    """Computes exp(log_variance / 2), limited to between exp(-10) and exp(10)."""
     # The divergence sees the log variance itself and pulls it back from beyond this range.
     return jnp.exp(jnp.clip(log_variance, -20, 20) / 2)
 
 
 def log_variance_as_deviation(log_variance: Float[Array, "b d"]) -> Float[Array, "b d"]:
-    """The log variance itself, as one version of the public code scales its noise."""
+    """Returns the log variance itself, by which one version of the public code scales its noise."""
     return log_variance
 
 
@@ -87,7 +87,7 @@ def sample_variations(
     deviation_fn: Callable = standard_deviation,
     key: jax.Array,
 ) -> Float[Array, "t b d"]:
-    """t samples z_V = mean + deviation N(0, 1), with gradients to both arguments."""
+    """Draws t samples z_V = mean + std N(0, 1), with gradients to both arguments."""
     noise = jax.random.normal(key, (samples, *mean.shape), mean.dtype)
     return mean[None, :, :] + deviation_fn(log_variance)[None, :, :] * noise
 

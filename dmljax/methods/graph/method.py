@@ -44,7 +44,7 @@ def graph(
     encoder_weight: float = 1.0,
     graph_weight: float = 1.0,
 ) -> base.Method:
-    """encoder_weight loss_fn(C x, y) + graph_weight loss_fn(D network(x / |x|), y).
+    """Builds the loss encoder_weight loss_fn(C x, y) + graph_weight loss_fn(D network(x / |x|), y).
 
     (Seidenschwarz et al., ICML 2021.) x are the features of the backbone, C and D are the two
     classifiers, and `loss_fn(logits, labels)` is the same for both.

@@ -53,7 +53,7 @@ def similarity_graph(
     threshold: float | None = None,
     where: Bool[Array, "n"] | None = None,
 ) -> Graph:
-    """The graph of all pairs whose weight exceeds `threshold` (None: of all pairs).
+    """Builds the graph of all pairs whose weight exceeds `threshold`; None keeps all pairs.
 
     A weight is `positive_fn(similarity_fn(x), where)`; the defaults are `rectified` and
     `correlation`. Rows outside `where` have no edges. With `rectified` correlations a node receives
@@ -77,7 +77,7 @@ def similarity_edges(
     threshold: float | None = None,
     where: Bool[Array, "n"] | None = None,
 ) -> Graph:
-    """`similarity_graph` without weights: who receives from whom, and nothing else."""
+    """Returns the edges of `similarity_graph` without weights."""
     graph = similarity_graph(
         x,
         similarity_fn=similarity_fn,
@@ -89,25 +89,25 @@ def similarity_edges(
 
 
 def correlation(x: Float[Array, "n d"]) -> Float[Array, "n n"]:
-    """Pearson's correlation between rows; 0 for a row whose entries are all equal."""
+    """Computes Pearson's correlation between rows; a row with equal entries gives 0."""
     x = ops.widen(x)
     x = ops.normalize(x - jnp.mean(x, axis=1, keepdims=True))
     return ops.matmul(x, x.T)
 
 
 def dot_products(x: Float[Array, "n d"]) -> Float[Array, "n n"]:
-    """Dot products between rows."""
+    """Computes dot products between rows."""
     return -ops.dot(x, x)  # a distance: it is smaller for rows that are more alike
 
 
 def rectified(weights: Float[Array, "n n"], where: Bool[Array, "n n"]) -> Float[Array, "n n"]:
-    """`weights` where they are positive, else 0."""
+    """Returns positive `weights`, and 0 for the others."""
     del where
     return jnp.maximum(weights, 0)
 
 
 def shifted(weights: Float[Array, "n n"], where: Bool[Array, "n n"]) -> Float[Array, "n n"]:
-    """`weights` minus their minimum over `where`, and 0 from a node to itself."""
+    """Subtracts the minimum over `where` from `weights`; the weight from a node to itself is 0."""
     minimum = jnp.min(weights, where=where, initial=jnp.inf)
     return jnp.where(jnp.eye(len(weights), dtype=bool), 0, weights - minimum)
 
@@ -118,7 +118,7 @@ def shifted(weights: Float[Array, "n n"], where: Bool[Array, "n n"]) -> Float[Ar
 def mlp(
     x: Float[Array, "n d"], *, dropout_fn: Callable[[Array, str], Array], dtype: Any = None
 ) -> Float[Array, "n d"]:
-    """W_2 dropout(ReLU(W_1 x)), four times as wide inside.
+    """Computes W_2 dropout(ReLU(W_1 x)) with a hidden width of four times the input.
 
     Creates "linear1", "linear2" and "dropout" in the module that calls it.
     """
@@ -130,7 +130,7 @@ def mlp(
 def identity(
     x: Float[Array, "n d"], *, dropout_fn: Callable[[Array, str], Array], dtype: Any = None
 ) -> Float[Array, "n d"]:
-    """x itself: the block adds it to itself, as the published code does with `mlp: 0`."""
+    """Returns x itself; the block adds it to itself, as the published code does with `mlp: 0`."""
     del dropout_fn, dtype
     return x
 

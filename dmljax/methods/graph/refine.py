@@ -18,7 +18,7 @@ def refine(
     rows: int = 256,
     **neighborhood: int,
 ) -> np.ndarray:
-    """Refined embeddings `[n e]`: each passes `first_fn` with its k-reciprocal neighbors.
+    """Refines embeddings `[n e]`: passes each through `first_fn` with its k-reciprocal neighbors.
 
     (Seidenschwarz et al., ICML 2021.) No label is used. Rows of NaN, the embeddings of images that
     could not be read, stay NaN.
@@ -63,7 +63,7 @@ def refine(
 def _in_chunks(
     first_fn: Callable, x: np.ndarray, neighborhoods: np.ndarray, rows: int
 ) -> np.ndarray:
-    """`first_fn(x[neighborhoods])`, in chunks of one size, so that it compiles once."""
+    """Computes `first_fn(x[neighborhoods])` in chunks of one size, so that it compiles once."""
     rows, count = min(rows, len(neighborhoods)), len(neighborhoods)
     # The last chunk is filled up with the first neighborhoods, whose outputs are dropped.
     filled = neighborhoods[np.arange(-(-count // rows) * rows) % count]

@@ -57,7 +57,9 @@ class Conv(nn.Module):
         line: tuple[Array, Array] | None = None,
         limits: tuple[float, float] | None = None,
     ) -> Float[jax.Array, "b y x o"]:
-        """The convolution y. With line = (factor, shift), factor y + shift, clipped to `limits`."""
+        """Computes the convolution y. With line = (factor, shift), factor y + shift, clipped to
+        `limits`.
+        """
         channels = x.shape[-1] // self.groups
         default = fan_in_uniform(self.kernel * self.kernel * channels)
         shape = (self.kernel, self.kernel, channels, self.features)
@@ -134,7 +136,8 @@ class CenteredDense(nn.Module):
 def centered_dense(
     features: int, *, whiten: float = 0.5, dtype: Dtype | None = None, name: str | None = None
 ) -> CenteredDense:
-    """A `CenteredDense` that starts with `features` principal directions of the training features.
+    """Builds a `CenteredDense` that starts with `features` principal directions of the training
+    features.
 
     Each direction is divided by the power `whiten` of its deviation: 0 is PCA, 1 is whitening
     (Jegou and Chum, ECCV 2012), and the default is between both. `train.features.centered` measures
@@ -170,7 +173,7 @@ def mlp(
     dtype: Dtype | None = None,
     name: str | None = None,
 ) -> MLP:
-    """An `MLP` in the place of a linear layer."""
+    """Builds an `MLP` to replace a linear layer."""
     return MLP(features, hidden=hidden, dtype=dtype, name=name)
 
 
@@ -192,7 +195,7 @@ def conv_norm(
     train: bool,
     limits: tuple[float, float] | None = None,
 ) -> Float[jax.Array, "b y x o"]:
-    """norm(conv(x)), clipped to `limits`.
+    """Computes norm(conv(x)), clipped to `limits`.
 
     In float32, a norm with running statistics is folded into the kernel: kernel and map are then
     multiplied in one pass, and the map before the norm is not kept. Plain form: `impl="xla"`.

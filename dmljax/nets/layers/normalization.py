@@ -74,11 +74,11 @@ class BatchNorm(nn.Module):
         return jnp.asarray(y if bias is None else y + broadcastable(bias), dtype)
 
     def is_fixed(self, train: bool) -> bool:
-        """Whether the norm is a fixed line for every channel: `factor_and_shift`."""
+        """Returns whether the norm is a fixed linear function per channel: `factor_and_shift`."""
         return self.frozen or not train
 
     def factor_and_shift(self, channels: int) -> tuple[jax.Array, jax.Array]:
-        """With running statistics, norm(x) = factor x + shift."""
+        """Returns factor and shift of norm(x) = factor x + shift with running statistics."""
         running_mean, running_var, scale, bias = self._variables(channels)
         factor = self._factor(running_var, scale)
         shift = -running_mean.value * factor
@@ -105,7 +105,8 @@ def _update(running, new, momentum):
 
 
 def _normalized_rows(x, scale, epsilon, where):
-    """As `_normalized`, with the statistics of the rows that count; and the number of these rows.
+    """Normalizes `x` by the statistics of the rows that count; also returns the number of these
+    rows.
 
     The gradient is the automatic one, whose sum over rows is more exact.
     """
@@ -121,7 +122,8 @@ def _normalized_rows(x, scale, epsilon, where):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _normalized(x, scale, epsilon):
-    """`x` with mean 0 and deviation `scale` per channel; the mean and the variance of `x`.
+    """Scales `x` to mean 0 and std `scale` per channel; also returns the mean and the variance of
+    `x`.
 
     Gradients flow through the first result only. The gradient is written by hand because it needs
     two sums over the feature map, half as many as automatic differentiation of these lines.
@@ -158,7 +160,8 @@ _normalized.defvjp(_normalized_forward, _normalized_backward)
 def layer_norm(
     x: Float[Array, "*b c"], name: str, *, epsilon: float = 1e-6, dtype: Any = None
 ) -> Float[jax.Array, "*b c"]:
-    """Layer norm (Ba et al., 2016) of the last axis, a layer `name` of the module that calls this.
+    """Applies layer norm (Ba et al., 2016) to the last axis, as a layer `name` of the calling
+    module.
 
     It computes in float32. In half precision, its gradient computes that again from `x`, so that no
     float32 copy of `x` waits in memory for the backward pass.
@@ -179,7 +182,8 @@ def local_response_norm(
     beta: float = 0.75,
     k: float = 1.0,
 ) -> Float[jax.Array, "b h w c"]:
-    """x / (k + alpha / size * sum of x^2 over `size` neighboring channels)^beta, as in Caffe.
+    """Computes x / (k + alpha / size * sum of x^2 over `size` neighboring channels)^beta, as in
+    Caffe.
 
     TensorFlow's function of this name does not divide alpha by `size`. In half precision, the
     gradient computes the float32 values again, as the gradient of `layer_norm` does.

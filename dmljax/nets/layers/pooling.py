@@ -21,7 +21,9 @@ def max_pool(
     ceil: bool = False,
     impl: str = "auto",
 ) -> Float[jax.Array, "b y x c"]:
-    """Maximum of each window. With `ceil`, a last window may reach over the edge, as in Caffe."""
+    """Takes the maximum of each window. With `ceil`, a last window may cross the edge, as in
+    Caffe.
+    """
     sides = [_sides(n, size, strides, padding, ceil) for n in x.shape[1:3]]
     return pooling.max_pool(x, size, strides=strides, padding=(sides[0], sides[1]), impl=impl)
 
@@ -29,7 +31,7 @@ def max_pool(
 def avg_pool(
     x: Float[Array, "b h w c"], size: int, *, strides: int, padding: int = 0, ceil: bool = False
 ) -> Float[jax.Array, "b y x c"]:
-    """Mean of each window. It counts the zeros of `padding`, but nothing beyond them (`ceil`)."""
+    """Averages each window. It counts the zeros of `padding`, but nothing beyond them (`ceil`)."""
     sides = [_sides(n, size, strides, padding, ceil) for n in x.shape[1:3]]
     wide = ops.widen(x)
     total = jax.lax.reduce_window(
@@ -49,12 +51,13 @@ def avg_pool(
 
 
 def global_mean(x: Float[Array, "b h w c"]) -> Float[jax.Array, "b c"]:
-    """Mean over space, in float32."""
+    """Averages over space, in float32."""
     return jnp.mean(ops.widen(x), axis=(1, 2))
 
 
 def global_max(x: Float[Array, "b h w c"]) -> Float[jax.Array, "b c"]:
-    """Maximum over space, in float32. Of equal pixels the first gets the gradient, as in PyTorch.
+    """Takes the maximum over space, in float32. Of equal pixels the first gets the gradient, as in
+    PyTorch.
 
     The gradient of `jnp.max` divides by the number of pixels equal to the maximum. It is NaN where
     XLA computes `x` twice with different rounding, so that no pixel is equal.
@@ -65,7 +68,7 @@ def global_max(x: Float[Array, "b h w c"]) -> Float[jax.Array, "b c"]:
 
 
 def _sides(length: int, size: int, strides: int, padding: int, ceil: bool) -> tuple[int, int]:
-    """Padding before and after, so that the windows equal PyTorch's and Caffe's."""
+    """Computes the padding before and after, so that the windows equal those of PyTorch and Caffe."""
     span = length + 2 * padding - size  # between the first position of a window and the last one
     if span < 0:
         raise ValueError(

@@ -40,7 +40,8 @@ _POLICIES = {
 
 
 def checkpointed(fn: Any, remat: bool | str) -> Any:
-    """A module class, or a function of a module, whose activations are recomputed for the gradient.
+    """Wraps a module class, or a function of a module, so that its gradient recomputes the
+    activations.
 
     `remat` says what is kept: 'none' (False) recomputes nothing; 'blocks' (True) keeps the inputs
     of blocks only; 'dots' also keeps the outputs of linear layers, so that attention and activation
@@ -53,7 +54,7 @@ def checkpointed(fn: Any, remat: bool | str) -> Any:
 
 
 def named(name: str, fn: Callable, x: Any, *, remat: bool | str = False) -> Any:
-    """fn(x), where modules created by `fn` get `name` as one more level of their path.
+    """Computes fn(x); modules created by `fn` get `name` as one more level of their path.
 
     `fn` must be a function, not a method: a method would create them in its own module. `remat` is
     as in `checkpointed`.
@@ -62,7 +63,7 @@ def named(name: str, fn: Callable, x: Any, *, remat: bool | str = False) -> Any:
 
 
 def drop_rate(block: int, count: int, rate: float, *, train: bool) -> float:
-    """The rate of stochastic depth of block `block` of `count`: from 0, linearly up to `rate`."""
+    """Returns the rate of stochastic depth of block `block` of `count`: linear from 0 to `rate`."""
     if not 0 <= rate < 1:
         raise ValueError(f"drop_path is at least 0 and below 1, not {rate}")
     return rate * block / max(1, count - 1) if train else 0.0
@@ -89,7 +90,7 @@ class DropPath(nn.Module):
 def add_pooled(
     outputs: dict[str, Any], features: Any, *, classes: int | None = None, classifier: str = "fc"
 ) -> dict[str, Any]:
-    """`outputs` with the last feature map as `features`, and its mean and maximum over space.
+    """Adds the last feature map as `features`, and its mean and maximum over space, to `outputs`.
 
     With `classes`, also the `logits` of the mean by a linear layer at the path `classifier`.
     """
@@ -107,13 +108,13 @@ def add_pooled(
 
 
 def multiple_of_8(width: float) -> int:
-    """The nearest multiple of 8 that is not more than a tenth below `width`."""
+    """Returns the nearest multiple of 8 that is not more than a tenth below `width`."""
     rounded = max(8, int(width + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * width else rounded
 
 
 def stage_range(net: str, stages: Sequence[str], start: str, stop: str) -> tuple[str, ...]:
-    """The names of the stages from `start` to `stop`, both included."""
+    """Lists the names of the stages from `start` to `stop`, both included."""
     for name in (start, stop):
         if name not in stages:
             raise ValueError(f"{net} has no stage {name!r}. It has: {', '.join(stages)}")
@@ -141,7 +142,7 @@ def shapes(net: nn.Module, image_size: int, *, channels: int = 3) -> Any:
 
 @jax.custom_vjp
 def with_stored_gradient(x: jax.Array) -> jax.Array:
-    """x. On CPUs its gradient is computed once and stored.
+    """Returns x. On CPUs its gradient is computed once and stored.
 
     XLA fuses the gradient of a sum x + f(x) into everything that reads it. In a row of such sums,
     each layer then computes the gradients of all later ones again: the gradient of DINOv2 S/14

@@ -43,7 +43,7 @@ PUBLISHED = {
 
 
 def transformers_blocks(prefix: str) -> dict[str, str | Source]:
-    """The names of the blocks of a tower for images or text, CLIP's or SigLIP's."""
+    """Maps the names of the blocks of a tower for images or text, CLIP's or SigLIP's."""
     layer = f"{prefix}encoder.layers.*"
     return {
         "blocks.*.norm1": f"{layer}.layer_norm1",
@@ -56,7 +56,7 @@ def transformers_blocks(prefix: str) -> dict[str, str | Source]:
 
 
 def openclip_blocks(prefix: str) -> dict[str, str | Source]:
-    """The same in files of OpenCLIP."""
+    """Maps the same names in files of OpenCLIP."""
     block = f"{prefix}transformer.resblocks.*"
     return {
         "blocks.*.norm1": f"{block}.ln_1",
@@ -70,7 +70,7 @@ def openclip_blocks(prefix: str) -> dict[str, str | Source]:
 
 
 def transformers_rules(prefix: str) -> dict[str, str | Source]:
-    """The names of CLIP and of SigLIP; a file of the image tower alone may lack the prefix."""
+    """Maps the names of CLIP and SigLIP; a file of the image tower alone may lack the prefix."""
     return transformers_blocks(prefix) | {
         "cls_token": f"{prefix}embeddings.class_embedding",
         "pos_embed": f"{prefix}embeddings.position_embedding.weight",

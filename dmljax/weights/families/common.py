@@ -15,12 +15,12 @@ _TORCHVISION = "https://download.pytorch.org/models"
 def torchvision(
     net: str, file: str, megabytes: int, preprocessing: Preprocessing = BILINEAR
 ) -> Published:
-    """A file of torchvision, whose name ends in the first digits of its SHA-256."""
+    """Describes a file of torchvision, whose name ends in the first digits of its SHA-256."""
     digest = f"sha256:{file.removesuffix('.pth').rpartition('-')[2]}"
     url = f"{_TORCHVISION}/{file}"
     return Published(net, url, digest, megabytes, BSD, IMAGENET, preprocessing)
 
 
 def hub(repository: str) -> str:
-    """The address of a file of the Hugging Face hub."""
+    """Returns the address of a file of the Hugging Face hub."""
     return f"https://huggingface.co/{repository}/resolve/main/model.safetensors"

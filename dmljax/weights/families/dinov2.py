@@ -49,7 +49,7 @@ _TRANSFORMERS = {
 
 
 def _swiglu(fused: str, last: str) -> dict[str, str | Source]:
-    """One matrix for the gate and the values, the gate first."""
+    """Maps one matrix to the gate and the values, the gate first."""
     return {
         "blocks.*.mlp.gate": Source((fused,), rows=(0, 1, 2)),
         "blocks.*.mlp.fc1": Source((fused,), rows=(1, 2, 2)),
@@ -64,7 +64,7 @@ def _maps(
     resizes: tuple[str, str],
     **keywords: Any,
 ) -> tuple[NameMap, NameMap]:
-    """The maps of a naming for files with registers and for files without them."""
+    """Returns the maps of a naming for files with registers and for files without them."""
     return (
         NameMap(f"{title}, registers", (*marks, register_mark), resize=resizes[1], **keywords),
         NameMap(title, marks, resize=resizes[0], **keywords),

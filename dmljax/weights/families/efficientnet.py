@@ -54,7 +54,9 @@ _OTHERS = {
 
 
 def _map(repeats: tuple[int, ...]) -> NameMap:
-    """The names of the packages' files, which number the blocks of all stages in one row."""
+    """Maps the names of the packages' files, which number the blocks of all stages
+    consecutively.
+    """
     rules = {"conv_stem": "_conv_stem", "bn1": "_bn0", "conv_head": "_conv_head", "bn2": "_bn1"}
     rules["classifier"] = "_fc"
     blocks = [(stage, i) for stage, count in enumerate(repeats) for i in range(count)]

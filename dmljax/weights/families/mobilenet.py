@@ -13,7 +13,9 @@ _OTHERS |= {"3": "bn3"}
 
 
 def _timm() -> NameMap:
-    """Torchvision numbers all blocks in one row; timm starts again in each stage."""
+    """Maps block numbers: torchvision numbers all blocks consecutively; timm restarts in each
+    stage.
+    """
     ends = {"0.0": "conv_stem", "0.1": "bn1", "18.0": "conv_head", "18.1": "bn2"}
     rules = {f"features.{ours}": timm for ours, timm in ends.items()} | {
         "classifier.1": "classifier"

@@ -52,7 +52,7 @@ def _transformers(prefix: str) -> NameMap:
 
 
 def _timm(prefix: str, title: str) -> NameMap:
-    """timm's names, in which OpenCLIP keeps its SigLIP nets too."""
+    """Maps timm's names, in which OpenCLIP also keeps its SigLIP nets."""
     names: tuple[str, ...] = ("pos_embed", "patch_embed.proj", "norm")
     names += tuple(f"blocks.*.{x}" for x in ("norm1", "norm2", "attn.qkv", "attn.proj"))
     names += ("blocks.*.mlp.fc1", "blocks.*.mlp.fc2", "attn_pool.mlp.fc1", "attn_pool.mlp.fc2")

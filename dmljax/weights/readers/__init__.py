@@ -45,7 +45,7 @@ class Weights:
 
 
 def read(path: str | os.PathLike) -> Weights:
-    """The tensors of a file, with the names and types that they have in the file.
+    """Reads the tensors of a file, with the names and types that they have in the file.
 
     For weights in several files, `path` is their index: `model.safetensors.index.json`.
     """

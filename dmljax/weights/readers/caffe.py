@@ -7,7 +7,7 @@ from dmljax.weights.readers.errors import Refused
 
 
 def parse(view: memoryview) -> dict[str, np.ndarray]:
-    """The blobs of a NetParameter, as `LAYER.weight`, `LAYER.bias`, `LAYER.2` and so on."""
+    """Reads the blobs of a NetParameter, as `LAYER.weight`, `LAYER.bias`, `LAYER.2` and so on."""
     tensors: dict[str, np.ndarray] = {}
     net = Message(view)
     for layers, name_field, blobs_field in ((2, 4, 6), (100, 1, 7)):

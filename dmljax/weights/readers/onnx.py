@@ -21,7 +21,7 @@ _TYPED_FIELDS = {1: (4, "<f4"), 11: (10, "<f8")}  # of values that are not raw b
 
 
 def parse(view: memoryview) -> dict[str, np.ndarray]:
-    """The initializers of the graph of a ModelProto."""
+    """Reads the initializers of the graph of a ModelProto."""
     if has_external_data(view):
         raise Refused("keeps its weights in other files: save it as one file")
     tensors = {}

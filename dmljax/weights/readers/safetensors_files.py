@@ -29,7 +29,9 @@ _MAX_HEADER = 1 << 27  # bytes
 
 
 def is_header(start: bytes) -> bool:
-    """Whether the first nine bytes of a file are a plausible header size and the start of JSON."""
+    """Returns whether the first nine bytes of a file are a plausible header size and the start of
+    JSON.
+    """
     return start[8:9] == b"{" and int.from_bytes(start[:8], "little") < _MAX_HEADER
 
 
@@ -51,7 +53,9 @@ def parse(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict[str, str
 
 
 def shards(index: pathlib.Path) -> dict[pathlib.Path, list[str]]:
-    """The files that an index (`model.safetensors.index.json`) names, each with its tensors."""
+    """Returns the files that an index (`model.safetensors.index.json`) names, each with its
+    tensors.
+    """
     names: dict[pathlib.Path, list[str]] = {}
     for name, file in reading.json_value(index.read_bytes())["weight_map"].items():
         if not isinstance(file, str) or file in ("", ".", "..") or {"/", "\\"} & set(file):
@@ -66,7 +70,8 @@ def shards(index: pathlib.Path) -> dict[pathlib.Path, list[str]]:
 
 
 def read_metadata(path: str | os.PathLike) -> dict[str, str]:
-    """The metadata of a file, without reading its arrays; empty for files that are not safetensors.
+    """Reads the metadata of a file without its arrays; it is empty for files that are not
+    safetensors.
 
     A damaged header is an error of `read`, not of this function.
     """

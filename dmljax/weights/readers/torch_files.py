@@ -63,7 +63,7 @@ def parse_legacy(data: bytes) -> dict[str, np.ndarray]:
 
 
 def _state_dict(content: Any) -> dict[str, Tensor]:
-    """The named tensors, which a training checkpoint keeps under one of three keys."""
+    """Returns the named tensors, which a training checkpoint keeps under one of three keys."""
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]

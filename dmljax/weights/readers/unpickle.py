@@ -80,7 +80,7 @@ class Tensor:
 
 
 def unpickle(stream: io.BytesIO, storages: list[Storage] | None = None) -> Any:
-    """The next pickle of a stream. Every storage that it mentions is appended to `storages`."""
+    """Reads the next pickle of a stream. Appends every storage that it mentions to `storages`."""
     stack: list[Any] = []
     outer_stacks: list[list[Any]] = []  # one per open mark
     memo: dict[int, Any] = {}
@@ -155,12 +155,12 @@ def _expect(value: Any, type_: type[T]) -> T:
 
 
 def type_name(value: Any) -> str:
-    """The type of a value, for messages."""
+    """Returns the type of a value, for messages."""
     return type(value).__name__.strip("_").lower()
 
 
 def _key(value: Any) -> str | int:
-    """`value` if it is text, or a number as the states of optimizers have for their parameters.
+    """Returns `value` if it is text, or an integer as in the states of optimizers.
 
     A nested tuple is hashed item by item: one that holds itself twice at each of 60 levels needs a
     few hundred bytes and 2^60 steps, and one of 200,000 levels exhausts the stack of C.
@@ -191,7 +191,9 @@ def _global(name: str) -> _Global:
 
 
 def _persistent(value: Any) -> Storage:
-    """The storage ('storage', type, key, device, length); the legacy format adds a view or None."""
+    """Reads the storage ('storage', type, key, device, length); the legacy format adds a view or
+    None.
+    """
     kind, storage_type, key, _, length, *view = _expect(value, tuple)
     if kind != "storage" or not isinstance(storage_type, _Global) or type(length) is not int:
         raise ValueError("a storage of an unknown kind")
