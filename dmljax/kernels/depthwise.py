@@ -53,7 +53,9 @@ def conv_gradients(
     padding: int,
     start_fn: Callable = jnp.asarray,
 ) -> tuple[Float[jax.Array, "b h w c"], Float[jax.Array, "kh kw 1 c"], Float[jax.Array, " c"]]:
-    """Computes the gradients of the input, of the kernel and of a bias along start_fn(g, *others)."""
+    """Computes the gradients of the input, of the kernel and of a bias along start_fn(g,
+    *others).
+    """
 
     def gradients_of_chunk(x, *arrays):
         g = start_fn(*arrays)

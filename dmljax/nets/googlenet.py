@@ -205,7 +205,7 @@ class GoogLeNetBN(nn.Module, kw_only=True):
 
 
 def _to_unit_range(x):
-    """Images normalized by ImageNet's mean and deviation, renormalized to -1..1."""
+    """Renormalizes images from ImageNet's mean and std to -1..1."""
     mean = np.array((0.485, 0.456, 0.406), np.float32)[None, None, None, :]
     std = np.array((0.229, 0.224, 0.225), np.float32)[None, None, None, :]
     return x * (std / 0.5) + (mean - 0.5) / 0.5

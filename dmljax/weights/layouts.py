@@ -106,7 +106,7 @@ def classifier_size(tensors: Mapping[str, np.ndarray]) -> int | None:
 
 
 def architecture(tensors: Mapping[str, np.ndarray], name_map: NameMap) -> str | None:
-    """Names the architecture of a file, for a message."""
+    """Describes the architecture of a file, for a message."""
     for name, words in _ARCHITECTURES.items():
         if all(source in tensors for source in name_map.source(name).names):
             return words

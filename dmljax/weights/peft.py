@@ -415,7 +415,9 @@ def _base_name(base: str | os.PathLike) -> str:
 
 
 def _targets(modules: Sequence[str], names: Sequence[str]) -> set[str]:
-    """Returns the last levels of the names of modules where these identify them, else whole names."""
+    """Returns the last levels of the names of modules where these identify them, else whole
+    names.
+    """
     targets = set()
     for module in modules:
         leaf = module.rpartition(".")[2]

@@ -48,7 +48,7 @@ def names_of(net: Any) -> list[str]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names of nets in a sentence.
+    """Lists names of nets for a sentence.
 
     >>> listed(["efficientnet_lite0"]), listed(["siglip_b16_224", "siglip2_b16_224"])
     ('an efficientnet_lite0', 'a siglip_b16_224 or siglip2_b16_224')

@@ -68,7 +68,9 @@ def global_max(x: Float[Array, "b h w c"]) -> Float[jax.Array, "b c"]:
 
 
 def _sides(length: int, size: int, strides: int, padding: int, ceil: bool) -> tuple[int, int]:
-    """Computes the padding before and after, so that the windows equal those of PyTorch and Caffe."""
+    """Computes the padding before and after, so that the windows equal those of PyTorch and
+    Caffe.
+    """
     span = length + 2 * padding - size  # between the first position of a window and the last one
     if span < 0:
         raise ValueError(
