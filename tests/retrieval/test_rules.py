@@ -1,10 +1,11 @@
-"""Similarity functions against their definitions, pair by pair."""
+"""Similarities, exclusion and ties against their definitions, pair by pair."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from dmljax import retrieval
+from dmljax.retrieval import rules
 
 
 def _naive(name, query, item):
@@ -38,3 +39,19 @@ def test_a_similarity_of_a_user_is_one_function():
     dot = lambda vectors, center: (vectors, jnp.zeros_like(vectors[:, 0]))  # noqa: E731
     indices, _ = retrieval.nearest(x, x[:30], k=5, similarity_fn=dot)
     np.testing.assert_array_equal(indices, np.argsort(-(x @ x[:30].T), axis=1)[:, :5])
+
+
+def test_sorted_negatives_are_counted_by_the_rule_of_ties():
+    rng = np.random.default_rng(2)
+    negatives, positives = np.sort(rng.integers(0, 9, 50) / 2), rng.integers(-1, 10, 12) / 2
+    expected = [sum(bool(rules.precedes(n, p)) for n in negatives) for p in positives]
+    assert rules.count_ahead(negatives, positives).tolist() == expected
+
+
+@pytest.mark.parametrize("numpy", [np, jnp])
+def test_pairs_that_share_a_group_in_any_column_are_left_out(numpy):
+    rng = np.random.default_rng(3)
+    rows, columns = rng.integers(0, 4, (6, 2)), rng.integers(0, 4, (9, 2))
+    expected = [[any(a == b for a, b in zip(r, c, strict=True)) for c in columns] for r in rows]
+    mask = rules.mask(numpy.asarray(rows)[:, None], numpy.asarray(columns)[None])
+    np.testing.assert_array_equal(mask, expected)
