@@ -34,14 +34,16 @@ OWN = {
     "loss": {"name": "config.outside:my_loss", "weight": 2.0},
     "normalize": "config.outside:my_normalization",
 }
-REFUSAL = r"config.json names '.*', and importing .* runs its code: .* add --trust-modules"
+REFUSAL = (
+    r"(config|manifest).json names '.*', and importing .* runs its code: .* add --trust-modules"
+)
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
     """A run with functions of a module of its user."""
     folder = tmp_path_factory.mktemp("own")
-    evaluate = {"every": 2, "ks": [1], "seeds": [0], "batch_size": 16, "clustering": None}
+    evaluate = {"every": 2, "ks": [1], "batch_size": 16, "clustering": None}
     config = tiny(folder, steps=2, evaluate=evaluate, runtime={"devices": 1}, **OWN)
     training.run(config, folder / "run")
     return folder / "run"
@@ -178,7 +180,10 @@ def _verbs(run, bundle, out):
         "embed": ["embed", run, f"--out={out}/embeddings"],
         "export": ["export", run, f"--out={out}/new.bundle", "--batch-sizes=1"],
         "study join": ["study", "join", run, f"--workdir={out}"],
-        "index": ["index", bundle, "--split=test", f"--images={out}/images", f"--out={out}/i"],
+        "index": [
+            *("index", "create", f"{out}/i", f"--bundle={bundle}"),
+            *("--split=test", f"--images={out}/images"),
+        ],
     }
 
 

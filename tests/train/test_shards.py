@@ -21,7 +21,7 @@ from dmljax.runs import export, training
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sharded_run")
-    evaluate = {"every": 2, "ks": [1], "seeds": [0], "batch_size": 4, "clustering": None}
+    evaluate = {"every": 2, "ks": [1], "batch_size": 4, "clustering": None}
     training.run(tiny(folder, steps=2, evaluate=evaluate, runtime={"devices": 1}), folder / "run")
     return folder / "run"
 
