@@ -208,13 +208,13 @@ class _Worker:
         await self.start()
 
 
-def default_count(memory: int, root: pathlib.Path = pathlib.Path("/")) -> int:
+def default_count(memory: int) -> int:
     """Returns the number of workers that fit the cores and the free memory; at least two.
 
     `memory` is what one of them may take. Limits of a container count.
     """
-    fitting = int(_SHARE_OF_MEMORY * free_memory(root)) // memory
-    return max(2, min(cores.count(root), fitting))
+    fitting = int(_SHARE_OF_MEMORY * free_memory()) // memory
+    return max(2, min(cores.count(), fitting))
 
 
 def main(memory: int, pixels: int, spec: str) -> None:

@@ -167,11 +167,3 @@ def until(fn, seconds: float = 60) -> None:
     while not fn():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.05)
-
-
-def refused(*words):
-    """Returns what the command prints on stderr when it does not start."""
-    completed = processes.command("serve", *words, cwd=ROOT, **VARIABLES)
-    assert completed.returncode == 2, completed.stderr
-    assert len(completed.stderr.splitlines()) == 1, completed.stderr
-    return completed.stderr

@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 from fuzz.mutations import damaged
 from PIL import Image
-from service_cases import TOKEN, indexed, metric, png, raw, refused, served, until
+from service_cases import TOKEN, indexed, metric, png, raw, served, until
 
 from dmljax import bundle as bundles
 from dmljax import index as indexes
+from dmljax.commands import serve
+from dmljax.commands.parser import Parser
 from dmljax.serve.pictures import Pictures
+from dmljax.serve.settings import read_tokens
 
 pytestmark = pytest.mark.xdist_group("serve")
 JSON_HEADER = {"Content-Type": "application/json"}
@@ -292,17 +295,30 @@ def test_many_clients_share_batches(server, model):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("--host=0.0.0.0",), "needs --token-file"),
-        (("--allow-delete",), "--allow-add and --allow-delete need --token-file"),
-        (("--port=70000",), "between 0 and 65535"),
-        (("--decoders=257",), "--decoders=257 must lie between 0 and 256"),
-        (("--token-file=/nowhere/token.txt",), "--token-file=/nowhere/token.txt cannot be read"),
-        (("--max-seconds=nan",), "--max-seconds=nan must be larger than 0"),
-        (("--max-body-bytes=0",), "--max-body-bytes=0 must be larger than 0"),
+        (["--host=0.0.0.0"], "needs --token-file"),
+        (["--allow-delete", "--index=x"], "--allow-add and --allow-delete need --token-file"),
+        (["--images=x"], "need --index"),
+        (["--port=70000"], "between 0 and 65535"),
+        (["--decoders=257"], "--decoders=257 must lie between 0 and 256"),
+        (["--max-seconds=nan"], "--max-seconds=nan must be larger than 0"),
+        (["--max-body-bytes=0"], "--max-body-bytes=0 must be larger than 0"),
     ],
 )
-def test_an_unsafe_service_does_not_start(bundle_folder, index_folder, words, text):
-    assert text in refused(bundle_folder, f"--index={index_folder}", *words)
+def test_an_unsafe_service_does_not_start(words, text):
+    parser = Parser("serve", "")
+    serve.add_arguments(parser)
+    with pytest.raises(ValueError, match=text):
+        serve.run(parser.parse_args(["some.bundle", *words]), [])
+
+
+def test_a_file_of_tokens_is_checked(tmp_path, token_file):
+    assert read_tokens(None) == () and TOKEN.encode() in read_tokens(token_file)
+    with pytest.raises(OSError, match="cannot be read"):
+        read_tokens(tmp_path / "missing.txt")
+    for data in (b"", b"short\n", b"\xff" * 20, b"a token \x07 with a bell in it\n"):
+        (tmp_path / "token.txt").write_bytes(data)
+        with pytest.raises(ValueError, match="must have a token in each line"):
+            read_tokens(tmp_path / "token.txt")
 
 
 def test_tokens_adding_deleting_and_the_end(bundle_folder, token_file, tmp_path, model):

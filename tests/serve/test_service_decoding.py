@@ -211,22 +211,8 @@ def test_the_workers_end_with_a_service_that_is_killed(bundle_folder, tmp_path):
         until(lambda: workers and all(map(_is_gone, workers)))
 
 
-@pytest.mark.parametrize(
-    "processors, mib, expected",
-    [("max", 99_999, 64), ("4", 99_999, 4), ("max", 4096, 4), ("1", 9, 2)],
-)
-def test_the_limits_of_a_container_limit_the_workers(
-    tmp_path, monkeypatch, processors, mib, expected
-):
-    """Checks the default: one per core, if half of the free memory is enough."""
-    monkeypatch.setattr("dmljax.files.cores._of_scheduler", lambda: 64)
-    group = tmp_path / "sys/fs/cgroup"
-    limit = processors if processors == "max" else f"{int(processors) * 100_000}"
-    files = {"cpu.max": f"{limit} 100000", "memory.max": mib << 20, "memory.current": 0}
-    for name, text in files.items():
-        group.mkdir(parents=True, exist_ok=True)
-        (group / name).write_text(f"{text}\n")
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
-    (tmp_path / "proc/meminfo").write_text(f"MemAvailable: {1 << 30} kB\n")
-    assert default_count(500 << 20, tmp_path) == expected
+@pytest.mark.parametrize("free, expected", [(99 << 30, 64), (4 << 30, 4), (9 << 20, 2)])
+def test_the_default_number_of_workers_fits_cores_and_memory(monkeypatch, free, expected):
+    monkeypatch.setattr("dmljax.files.cores.count", lambda: 64)
+    monkeypatch.setattr("dmljax.serve.decoding.free_memory", lambda: free)
+    assert default_count(500 << 20) == expected
