@@ -48,8 +48,8 @@ _KEPT_BYTES, _BLOCK_BYTES = 8 << 20, 4 << 20  # freed memory that stays, and blo
 _TEXT_BYTES = 1 << 20  # of all texts in a PNG, which Pillow unfolds
 
 
-class _TooLarge(Exception):
-    """An image that only a worker for large images decodes."""
+class _TooLarge(BadImage):
+    """An image that is decoded only in the turn of large images."""
 
 
 class Decoders:
@@ -144,7 +144,8 @@ class Decoders:
 
         def free(task: asyncio.Task) -> None:
             self._tasks.discard(task)
-            self._idle.put_nowait(worker)
+            if not task.cancelled():  # by `stop`
+                self._idle.put_nowait(worker)
 
         task.add_done_callback(free)
         return await asyncio.shield(task)
@@ -245,7 +246,7 @@ def _answer(
             text = f"the image has {height * width:,} pixels: the limit is {limit:,}"
             raise BadImage(text, kind="too_large")
         if height * width > most:
-            raise _TooLarge
+            raise _TooLarge("the image is large", kind="too_large")
         if not is_picture:
             preprocess.check_size(height, width)
 
