@@ -49,7 +49,6 @@ def test_every_transform_is_pure_and_named(name):
     assert output.shape == bound.shapes(image.shape)[-1]
     is_random = (bound(image, _rng(2)) != output).any()
     assert is_random == any(operation.is_random for operation in bound.operations)
-    assert is_random == ("train" in name or "random" in name or name in ("color_jitter", "distort"))
     # Exactly what a device gets: the draws, and only then a seed in place of the noise.
     rng, other = _rng(3), _rng(3)
     bound(image, rng)

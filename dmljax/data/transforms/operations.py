@@ -2,7 +2,7 @@
 
 An operation has its form for the host, the size of its result, its random numbers and its JSON in
 one place, and everything else reads them here: the pipeline, the devices (`train.augment` has a
-function of the same name for each), bundles, titles and cache keys. Operations have names in lower
+function of the same name for most), bundles, titles and cache keys. Operations have names in lower
 case because configs name them like functions.
 
 Images are `uint8 [h w c]`. Drawing is separated from changing pixels: `draw` needs only the shape
