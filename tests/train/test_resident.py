@@ -303,4 +303,4 @@ def test_images_that_do_not_fit_are_refused_with_what_they_need(tmp_path, monkey
 
 def test_the_choice_is_checked(tmp_path):
     line = refusal(tmp_path, runtime={"data": "gpu"})
-    assert line == "runtime.data must be 'host', 'device' or 'auto', not 'gpu'"
+    assert line == "runtime.data has no setting 'gpu'. It has: auto, device, host"
