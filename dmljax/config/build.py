@@ -123,7 +123,7 @@ def digests_of(config: Any, *, data: str | None = None) -> fields.Digests:
 
 def embedding(config: dict[str, Any], *, classes: int) -> tuple[Method, Callable]:
     """Returns the method and the normalization of a run's config, without its data set."""
-    options = resolve(config, method.FUNCTIONS)
+    options = resolve(fields.complete(config), method.FUNCTIONS)
     net = attention_choice.portable(method.net_of(options))
     deployed = method.adapted_of(options, net, classes=classes).deployed
     assert options.normalize is not None

@@ -14,7 +14,7 @@ from dmljax import weights as weights_lib
 from dmljax.adapt import distilled
 from dmljax.adapt.trained import Adapted
 from dmljax.config import resolve
-from dmljax.config.fields import named, short
+from dmljax.config.fields import complete, named, short
 from dmljax.data.features import Cache
 from dmljax.data.transforms import transform as transform_lib
 from dmljax.files import reading
@@ -299,7 +299,8 @@ def arrays_of(origin: start.Start, image_shape: Sequence[int]) -> dict[str, Any]
     weights has.
     """
     arrays = start.read(origin)
-    options = resolve.resolve(reading.config_of_run(origin.folder), FUNCTIONS)
+    config = complete(reading.config_of_run(origin.folder))  # it may be of another version
+    options = resolve.resolve(config, FUNCTIONS)
     if options.trained["name"] == "all":
         return arrays
     net, file = net_of(options), options.net.get("weights")

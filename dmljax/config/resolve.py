@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from dmljax.config import registry
-from dmljax.config.fields import complete, named
+from dmljax.config.fields import named
 from dmljax.train import optimizers
 from dmljax.train.options import SECTIONS, SETTINGS, Options, Spec, fields_of
 
@@ -35,13 +35,12 @@ _CALLED = registry.Kind("function for evaluate.call", (), 1, ("step", "workdir")
 
 
 def resolve(config: Mapping[str, Any], only: Collection[str] | None = None) -> Options:
-    """Returns the options of a config, with a function in every `Spec`.
+    """Returns the options of a completed config, with a function in every `Spec`.
 
     Raises a one-line error for an unknown name, an unknown argument or a value of a wrong type.
     With `only`, names in other fields stay plain data, and their modules are not imported. Lists
     become tuples, and `evaluate.frozen` is decided.
     """
-    config = complete(config)  # a config of a folder may be of another version
     options = Options(**{name: _value(name, value, only) for name, value in config.items()})
     if options.evaluate.frozen is not None:
         return options
