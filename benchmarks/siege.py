@@ -239,8 +239,9 @@ def proxied(folder: pathlib.Path, *, service_port: int, port: int) -> subprocess
     text = (ROOT / "launch" / "serve.nginx.conf").read_text()
     text = text.replace("listen 8080;", f"listen {port};")
     text = text.replace("server 127.0.0.1:8000;", f"server 127.0.0.1:{service_port};")
+    if os.getuid() == 0:  # else its worker could not enter the folder of temporary files
+        text = f"user root;\n{text}"
     (folder / "nginx.conf").write_text(text)
-    folder.chmod(0o711)  # a worker of nginx may run as another user
     command = ["nginx", "-p", folder, "-c", folder / "nginx.conf"]
     with (folder / "nginx.log").open("w") as log:
         return subprocess.Popen(command, stderr=log)

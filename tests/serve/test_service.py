@@ -109,7 +109,7 @@ def test_a_bundle_without_unit_vectors_is_searched_by_distance(distance_bundle, 
     near = distance_server.request("POST", "/search", content).json["results"][0]
     assert [hit["id"] for hit in near["hits"]] == [hit["id"] for hit in hits[:3]]
     refused = distance_server.request("POST", "/search", content | {"threshold": 0.5})
-    assert refused.status == 422 and "-0.5" in refused.json["error"]
+    assert refused.status == 422 and "-inf to 0" in refused.json["error"]
 
 
 def test_items_pictures_and_facts(server, model):
@@ -175,22 +175,22 @@ def _refusals():
         ("POST", "/embed", [1], 400, "Expected `object`, got `array`"),
         ("POST", "/search", {}, 400, "one of"),
         ("POST", "/search", v | {"ids": ["a"]}, 400, "one of"),
-        ("POST", "/search", v | {"k": 0}, 422, "choose 1 to"),
-        ("POST", "/search", v | {"k": -1}, 422, "choose 1 to"),
+        ("POST", "/search", v | {"k": 0}, 422, "from 1 to 1000"),
+        ("POST", "/search", v | {"k": -1}, 422, "from 1 to 1000"),
         ("POST", "/search", v | {"k": 21}, 422, "choose k=1 to 20"),
         ("POST", "/search", v | {"k": 1001}, 422, "1000"),
-        ("POST", "/search", v | {"k": True}, 400, "Expected `int`"),
-        ("POST", "/search", v | {"k": "3"}, 400, "Expected `int`"),
+        ("POST", "/search", v | {"k": True}, 400, "Expected `int"),
+        ("POST", "/search", v | {"k": "3"}, 400, "Expected `int"),
         ("POST", "/search", v | {"where": {"color": 1}}, 422, "no item has the field"),
         ("POST", "/search", v | {"where": [1]}, 422, "not an object of fields"),
         ("POST", "/search", {"ids": [""] * 1_100_000}, 413, "1,048,576 values"),
-        ("POST", "/search", v | {"threshold": 2}, 422, "between -1 and 1"),
+        ("POST", "/search", v | {"threshold": 2}, 422, "from -1 to 1"),
         ("POST", "/search", v | {"threshold": "fmr=2"}, 422, "neither"),
-        ("POST", "/search", v | {"allow_fewer": 1}, 400, "Expected `bool`"),
+        ("POST", "/search", v | {"allow_fewer": 1}, 400, "Expected `bool"),
         ("POST", "/search", {"vectors": [[*unit, 0.0]]}, 422, "numbers"),
         ("POST", "/search", {"vectors": [unit, unit[:2]]}, 422, "numbers"),
         ("POST", "/search", {"vectors": [[2.0] + [0.0] * (D - 1)]}, 422, "length 2"),
-        ("POST", "/search", {"vectors": [[0.0] * D]}, 422, "is zero"),
+        ("POST", "/search", {"vectors": [[0.0] * D]}, 422, "length 0"),
         ("POST", "/search", {"vectors": [["a"] * D]}, 400, "Expected `float`"),
         ("POST", "/search", {"vectors": [unit] * 129}, 413, "limit is 128"),
         ("POST", "/search", {"ids": ["a"] * 3, "k": 1000}, 413, "limit is 2,000 hits"),
@@ -433,11 +433,11 @@ def _damaged_requests(rng, count):
     for method, path, body, *_ in _refusals():
         is_json = isinstance(body, dict | list)
         good.append((method, path, json.dumps(body) if is_json else body or "", JSON_HEADER))
-    bodies = [x[2].encode() if isinstance(x[2], str) else x[2] for x in good]
+    bodies = [(x[2].encode() if isinstance(x[2], str) else x[2])[:900] for x in good]
     paths = [x[1].encode() for x in good]
     for _ in range(count):
         i = int(rng.integers(len(good)))
-        body = damaged(bodies[i][:100_000], bodies, rng)
+        body = damaged(bodies[i], bodies, rng)
         path = damaged(paths[i], paths, rng) if rng.random() < 0.3 else paths[i]
         path = bytes(x for x in path if 33 <= x <= 126) or b"/"
         kind = "" if good[i][3] is None else "Content-Type: application/json\r\n"
