@@ -31,10 +31,11 @@ def finished(tmp_path_factory):
     return folder, training.run(config, folder / "run")
 
 
-def test_evaluate_gives_the_scores_of_the_run(finished, capsys):
+def test_evaluate_gives_the_scores_of_the_run(finished):
     folder, scores = finished
-    assert run_folder.score(folder / "run") == scores
-    printed = capsys.readouterr().out
+    evaluated, lines = run_folder.evaluate(folder / "run")
+    printed = "\n".join(lines)
+    assert evaluated == run_folder.score(folder / "run") == scores
     assert "test split, 32 images, after step 6 (select=last), seed 0, 4-d embeddings" in printed
     preprocessing = results.read(folder / "run").preprocessing
     assert preprocessing == "unchanged, RGB 0 to 1"
@@ -44,8 +45,8 @@ def test_evaluate_gives_the_scores_of_the_run(finished, capsys):
     held_out = next(x for x in lines if x["step"] == 6 and "val/R@1" in x)
     val_scores = run_folder.score(folder / "run", split="val")
     assert all(held_out[f"val/{name}"] == value for name, value in val_scores.items())
-    step_scores = run_folder.score(folder / "run", step=4)
-    assert "after step 4 (as asked)" in capsys.readouterr().out and set(step_scores) == set(scores)
+    step_scores, step_lines = run_folder.evaluate(folder / "run", step=4)
+    assert "after step 4 (as asked)" in step_lines[1] and set(step_scores) == set(scores)
     train_scores = run_folder.score(folder / "run", split="train")
     assert train_scores["R@1"] >= 0
 
