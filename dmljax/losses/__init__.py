@@ -11,7 +11,6 @@ from dmljax.losses import (
     two_views,
 )
 from dmljax.losses import pnp_penalties as pnp_penalties
-from dmljax.losses._common import spell_out_options
 from dmljax.losses.combinators import *  # noqa: F403
 from dmljax.losses.memory import *  # noqa: F403
 from dmljax.losses.pairs import *  # noqa: F403
@@ -23,6 +22,3 @@ from dmljax.losses.two_views import *  # noqa: F403
 
 MODULES = (pairs, triplets, ranking, proxies, two_views, regularizers, memory, combinators)
 __all__ = sorted(name for module in MODULES for name in module.__all__)
-
-for _name in __all__:
-    spell_out_options(globals()[_name])

@@ -1,97 +1,22 @@
 """The first steps of losses: check arguments, widen to float32, mask, pair up, mine."""
 
+import functools
 import inspect
-import typing
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypedDict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Integer
 
 from dmljax import ops
-from dmljax.ops import Array, MineFn, Pairs, ReduceFn, ReferenceLabels, Scalar, Triplets
+from dmljax.ops import Array, Labels, MineFn, Pairs, ReduceFn, ReferenceLabels, Scalar, Triplets
+from dmljax.ops.classes import class_rows
 from dmljax.ops.fold import Side, Total, fold
 from dmljax.ops.masks import check_integers, check_no_names
 from dmljax.ops.reductions import total_and_count
 from dmljax.ops.types import check_function
-
-
-class PairOptions(TypedDict, total=False):
-    """Arguments of all pair losses:
-
-    labels: Classes of the rows: int `[b]`; or multi-hot bool `[b c]`, where rows that share a
-        class are positives; or `ops.Pairs`, the masks of positives and negatives.
-    distance_fn: The distance that the loss measures, `distance_fn(x [b d], y [n d]) -> [b n]`.
-        `ops.unit_euclidean`, `ops.cosine` and `ops.unit(...)` normalize embeddings;
-        `ops.euclidean`, `ops.squared_euclidean` and `ops.dot` do not.
-    reduce_fn: Turns the entries into one number: `ops.mean`, `ops.mean_of_active`, `ops.sum`,
-        `ops.threshold(...)`, `ops.weighted(...)`. None returns the entries, 0 where they do not
-        count.
-    references: Rows to compare the anchors with. By default the batch itself, without the pair
-        of a row with itself. References that contain the batch, such as those of
-        `jax.lax.all_gather`, count each row as its own positive: give `ops.pairs(labels,
-        reference_labels, ids=..., reference_ids=...)` as labels, which excludes equal ids.
-    reference_labels: Classes of `references`, in the form of `labels`.
-    where: Rows that count. Masking a row equals dropping it.
-    mine_fn: A miner, `mine_fn(distances, pairs)`, that selects pairs or triplets: see
-        `dmljax.miners`. It reads Euclidean distances of unit embeddings, whatever the loss
-        itself measures.
-    tile: The size of a tile, such as 1024, or 4096 on accelerators: the same loss without a matrix
-        of all pairs, for large batches. It needs labels that are not `ops.Pairs`, and no miner.
-        None compares all pairs at once. Only some losses have this argument.
-    """
-
-    references: Float[Array, "n d"] | None
-    reference_labels: ReferenceLabels | None
-    where: Bool[Array, "b"] | None
-    mine_fn: MineFn | None
-
-
-class TiledPairOptions(PairOptions, total=False):
-    """The arguments of pair losses that can be computed in tiles."""
-
-    tile: int | None
-
-
-class ProxyOptions(TypedDict, total=False):
-    """Arguments of all losses against proxies:
-
-    labels: Classes of the rows, from 0 to c - 1. Another label raises, or gives NaN inside `jit`,
-        where its value is unknown.
-    proxies: One learned vector per class, or k of them: parameters, trained with the net.
-    reduce_fn: Turns the entries into one number: `ops.mean`, `ops.mean_of_active`, `ops.sum`,
-        `ops.threshold(...)`, `ops.weighted(...)`. None returns the entries, 0 where they do not
-        count.
-    where: Rows that count. Masking a row equals dropping it, whatever its label.
-    tiles: For very many classes, `ops.ClassTiles(size)`: `size` classes at a time, or a random
-        sample of them. None computes all logits at once.
-    """
-
-    where: Bool[Array, "b"] | None
-    tiles: ops.ClassTiles | None
-
-
-def spell_out_options(function: Callable) -> None:
-    """Puts the options that a loss takes as `**options` into its signature and its docstring.
-
-    So `help(losses.triplet)` shows every argument, and `inspect.signature` returns them.
-    """
-    signature = inspect.signature(function)
-    *named, last = signature.parameters.values()
-    if last.kind is not inspect.Parameter.VAR_KEYWORD:
-        return
-    (options,) = typing.get_args(last.annotation)
-    kind = inspect.Parameter.KEYWORD_ONLY
-    added = [
-        inspect.Parameter(name, kind, default=None, annotation=annotation)
-        for name, annotation in options.__annotations__.items()
-    ]
-    function.__signature__ = signature.replace(parameters=[*named, *added])  # type: ignore[attr-defined]
-    if function.__doc__ and PairOptions.__doc__:  # python -OO drops them
-        shared = ProxyOptions if options is ProxyOptions else PairOptions
-        function.__doc__ = f"{function.__doc__.rstrip()}\n\n    {shared.__doc__}"
 
 
 class Block(NamedTuple):
@@ -121,12 +46,18 @@ class Block(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The checked arguments of a loss of pairs: anchors in rows, references in columns."""
+    """The checked arguments of a loss: anchors in rows, references in columns.
+
+    Losses against proxies have a class in each row, and an embedding in each column.
+    """
 
     rows: Side
     columns: Side  # the same object as `rows` if the batch is compared with itself
-    mined: Pairs | Triplets | None  # None in tiles, and for two views
+    mined: Pairs | Triplets | None = None  # None: pairs follow from the labels of the sides
+    labels: Any = None
+    reduce_fn: ReduceFn | None = None
     tile: int | None = None
+    has_whole_columns: bool = False  # see `ops.fold`
 
     @property
     def anchors(self) -> Array:
@@ -152,102 +83,271 @@ class Batch(NamedTuple):
         """Returns the cosine of every anchor and reference: `[b n]`."""
         return ops.cosine_similarity(self.anchors, self.references)
 
+    def reduce(self, entries: Array, where: Array) -> Array:
+        """Reduces entries, as the caller of the loss wants it."""
+        return ops.reduce(self.reduce_fn, entries, where)
+
     def fold(
-        self, terms_fn: Callable, *params: Any, of_rows: Any = (), of_columns: Any = ()
+        self, terms_fn: Callable, *params: Any, of_rows: Any = None, of_columns: Any = None
     ) -> tuple:
         """Returns the sums of `terms_fn(block, *params)` over all pairs, see `ops.fold`.
 
         `of_rows` are arrays `[b ...]` that become `block.rows.extra`, and so are `of_columns`.
         """
-        within_batch = self.within_batch
+        within_batch, rows, columns = self.within_batch, self.rows, self.columns
         pairs = None if self.mined is None else self.pairs
 
         def terms(rows, columns, *params):
             return terms_fn(Block(rows, columns, within_batch, pairs), *params)
 
-        rows = self.rows._replace(extra=of_rows)
-        columns = self.columns._replace(extra=of_columns)
-        return fold(terms, rows, columns, *params, tile=self.tile)
+        if of_rows is not None:
+            rows = rows._replace(extra=of_rows)
+        if of_columns is not None:
+            columns = columns._replace(extra=of_columns)
+        options = {"tile": self.tile, "has_whole_columns": self.has_whole_columns}
+        return fold(terms, rows, columns, *params, **options)
 
     def reduce_pairs(
-        self, reduce_fn: ReduceFn | None, entries_fn: Callable, *params: Any, of_rows: Any = ()
+        self, entries_fn: Callable, *params: Any, of_rows: Any = None
     ) -> tuple[Array, ...]:
         """Reduces entries of pairs: each `(entries, where)` of `entries_fn(block, *params)`."""
         if self.tile is not None:
-            _check_reduces_tiles(reduce_fn)
-        elif reduce_fn is None:
+            _check_reduces_tiles(self.reduce_fn)
+        elif self.reduce_fn is None:
             rows = self.rows._replace(extra=of_rows)
             block = Block(rows, self.columns, self.within_batch, self.pairs)
             return tuple(jnp.where(where, x, 0) for x, where in entries_fn(block, *params))
 
         def terms(block, *params):
             for entries, where in entries_fn(block, *params):
-                yield from map(Total, total_and_count(reduce_fn, entries, where))
+                yield from map(Total, total_and_count(self.reduce_fn, entries, where))
 
         sums = self.fold(terms, *params, of_rows=of_rows)
         return tuple(ops.divide(*pair) for pair in zip(sums[::2], sums[1::2], strict=True))
 
 
 def prepare(
-    embeddings: Array, labels: Any, *, mine_fn: MineFn | None = None, **options: Any
-) -> Batch:
-    """Checks the arguments that pair losses share and turns them into a `Batch`."""
-    anchors, references, where = _sides(embeddings, labels, **options)
-    rows = columns = Side(anchors, None, where, None)
-    if references is anchors:
-        pairs = ops.pairs(labels, where=where)
-    elif isinstance(labels, Pairs):
-        pairs = Pairs(*(jnp.asarray(mask) & jnp.asarray(where)[:, None] for mask in labels))
-    else:
-        pairs = ops.pairs(labels, options["reference_labels"], where=where)
-    if references is not anchors:
-        columns = Side(references, None, None, None)
-    if mine_fn is None:
-        return Batch(rows, columns, pairs)
-    check_function("mine_fn", mine_fn, "miners.semihard_triplets")
-    distances = jax.lax.stop_gradient(ops.unit_euclidean(anchors, references))
-    return Batch(rows, columns, mine_fn(distances, pairs))
-
-
-def prepare_tiles(
-    embeddings: Array,
-    labels: Any,
+    embeddings: Float[Array, "b d"],
+    labels: Labels,
     *,
-    tile: int | None = None,
+    reduce_fn: ReduceFn | None = ops.mean,
+    references: Float[Array, "n d"] | None = None,
+    reference_labels: ReferenceLabels | None = None,
+    where: Bool[Array, "b"] | None = None,
     mine_fn: MineFn | None = None,
-    **options: Any,
+    tile: int | None = None,
 ) -> Batch:
-    """Prepares the arguments of a loss that also takes `tile`."""
-    if tile is None:
-        batch = prepare(embeddings, labels, mine_fn=mine_fn, **options)
-        return batch._replace(mined=batch.pairs)
+    """Checks the arguments that pair losses share and turns them into a `Batch`.
+
+    Arguments of all pair losses:
+
+    labels: Classes of the rows: int `[b]`; or multi-hot bool `[b c]`, where rows that share a
+        class are positives; or `ops.Pairs`, the masks of positives and negatives.
+    distance_fn: The distance that the loss measures, `distance_fn(x [b d], y [n d]) -> [b n]`.
+        `ops.unit_euclidean`, `ops.cosine` and `ops.unit(...)` normalize embeddings;
+        `ops.euclidean`, `ops.squared_euclidean` and `ops.dot` do not.
+    reduce_fn: Turns the entries into one number: `ops.mean`, `ops.mean_of_active`, `ops.sum`,
+        `ops.threshold(...)`, `ops.weighted(...)`. None returns the entries, 0 where they do not
+        count.
+    references: Rows to compare the anchors with. By default the batch itself, without the pair
+        of a row with itself. References that contain the batch, such as those of
+        `jax.lax.all_gather`, count each row as its own positive: give `ops.pairs(labels,
+        reference_labels, ids=..., reference_ids=...)` as labels, which excludes equal ids.
+    reference_labels: Classes of `references`, in the form of `labels`.
+    where: Rows that count. Masking a row equals dropping it.
+    mine_fn: A miner, `mine_fn(distances, pairs)`, that selects pairs or triplets: see
+        `dmljax.miners`. It reads Euclidean distances of unit embeddings, whatever the loss
+        itself measures.
+    tile: The size of a tile, such as 1024, or 4096 on accelerators: the same loss without a matrix
+        of all pairs, for large batches. It needs labels that are not `ops.Pairs`, and no miner.
+        None compares all pairs at once. Only some losses have this argument.
+    """
     check_tile(tile)
-    if mine_fn is not None or isinstance(labels, Pairs):
+    if tile is not None and (mine_fn is not None or isinstance(labels, Pairs)):
         cause = "a miner" if mine_fn is not None else "ops.Pairs as labels, such as of a memory,"
         raise ValueError(
             f"{cause} needs all pairs at once, and tile={tile} compares rows by their classes: "
             "leave out one of the two"
         )
-    anchors, references, where = _sides(embeddings, labels, **options)
-    rows = columns = _side(anchors, labels, where)
-    if references is not anchors:
-        columns = _side(references, options["reference_labels"], jnp.ones(len(references), bool))
-    return Batch(rows, columns, None, tile)
+    sides = _sides(embeddings, labels, references, reference_labels, where)
+    anchors, references, where = sides
+    within_batch = references is anchors
+    if tile is not None:
+        rows = columns = _side(anchors, labels, where)
+        if not within_batch:
+            columns = _side(references, reference_labels, jnp.ones(len(references), bool))
+        return Batch(rows, columns, None, labels, reduce_fn, tile)
+    if within_batch:
+        pairs = ops.pairs(labels, where=where)
+    elif isinstance(labels, Pairs):
+        pairs = Pairs(*(jnp.asarray(mask) & jnp.asarray(where)[:, None] for mask in labels))
+    else:
+        pairs = ops.pairs(labels, reference_labels, where=where)
+    if mine_fn is not None:
+        check_function("mine_fn", mine_fn, "miners.semihard_triplets")
+        pairs = mine_fn(jax.lax.stop_gradient(ops.unit_euclidean(anchors, references)), pairs)
+    rows = columns = Side(anchors, None, where, None)
+    if not within_batch:
+        columns = Side(references, None, None, None)
+    return Batch(rows, columns, pairs, labels, reduce_fn)
 
 
 def prepare_views(
-    embeddings: Array, other: Array, where: Array | None, tile: int | None = None
+    embeddings: Float[Array, "b d"],
+    other: Float[Array, "b d"],
+    *,
+    reduce_fn: ReduceFn | None = ops.mean,
+    where: Bool[Array, "b"] | None = None,
+    tile: int | None = None,
 ) -> Batch:
-    """Checks two views of a batch: row i of one belongs to row i of the other."""
-    if tile is not None:
-        check_tile(tile)
+    """Checks two views of a batch and turns them into a `Batch`.
+
+    Arguments of all losses of two views:
+
+    other: Row i is the other view, or modality, of row i of `embeddings`. It gets gradients.
+    reduce_fn: Turns the entries into one number: `ops.mean`, `ops.mean_of_active`, `ops.sum`,
+        `ops.threshold(...)`, `ops.weighted(...)`. None returns the entries, 0 where they do not
+        count.
+    where: Rows that count, on both sides. Masking a row equals dropping it.
+    tile: The size of a tile, such as 1024, or 4096 on accelerators: the same loss without a matrix
+        of all pairs, for large batches. None compares all pairs at once.
+    """
+    check_tile(tile)
     x, y = matrix("embeddings", embeddings), matrix("other", other)
     if x.shape != y.shape:
         raise ValueError(f"embeddings {x.shape} and other {y.shape} must have the same shape")
     where = row_mask(where, x)
-    x, y = (jnp.where(where[:, None], view, 0) for view in (x, y))
     labels = jnp.arange(len(x), dtype=jnp.int32)
-    return Batch(_side(x, labels, where), _side(y, labels, where), None, tile)
+    rows, columns = (_side(jnp.where(where[:, None], v, 0), labels, where) for v in (x, y))
+    return Batch(rows, columns, reduce_fn=reduce_fn, tile=tile)
+
+
+def prepare_proxies(
+    embeddings: Float[Array, "b d"],
+    labels: Integer[Array, "b"],
+    proxies: Float[Array, "..."],
+    *,
+    axes: str = "c d",
+    reduce_fn: ReduceFn | None = ops.mean,
+    where: Bool[Array, "b"] | None = None,
+    tiles: ops.ClassTiles | None = None,
+) -> Batch:
+    """Checks the arguments that losses against proxies share and turns them into a `Batch`.
+
+    Arguments of all losses against proxies:
+
+    labels: Classes of the rows, from 0 to c - 1. Another label raises, or gives NaN inside `jit`,
+        where its value is unknown.
+    proxies: One learned vector per class, or k of them: parameters, trained with the net.
+    reduce_fn: Turns the entries into one number: `ops.mean`, `ops.mean_of_active`, `ops.sum`,
+        `ops.threshold(...)`, `ops.weighted(...)`. None returns the entries, 0 where they do not
+        count.
+    where: Rows that count. Masking a row equals dropping it, whatever its label.
+    tiles: For very many classes, `ops.ClassTiles(size)`: `size` classes at a time, or a random
+        sample of them. None computes all logits at once.
+    """
+    x, proxies = matrix("embeddings", embeddings), jnp.asarray(proxies)
+    width, ndim = x.shape[1], len(axes.split())
+    if proxies.ndim != ndim or 0 in proxies.shape or proxies.shape[-1] != width:
+        advice = ""
+        if proxies.ndim in (2, 3) and proxies.ndim != ndim:
+            centers = 10 if proxies.ndim == 2 else 0
+            advice = f": with the method proxies of a config, --config.method.centers={centers}"
+        raise ValueError(
+            f"proxies must be [{axes}] with d = {width} as the embeddings have, not of shape "
+            f"{proxies.shape}{advice}"
+        )
+    if not jnp.issubdtype(proxies.dtype, jnp.floating):
+        raise ValueError(f"proxies must be floats, not {proxies.dtype}")
+    x, labels, where = mask_rows(x, labels, len(proxies), where)
+    classes, tile = class_rows(ops.widen(proxies), labels, tiles)
+    columns = Side(x, labels, where, labels)
+    return Batch(classes, columns, None, labels, reduce_fn, tile, has_whole_columns=True)
+
+
+def prepare_vectors(
+    x: Float[Array, "*n d"],
+    *,
+    reduce_fn: ReduceFn | None = ops.mean,
+    where: Bool[Array, "*n"] | None = None,
+) -> Batch:
+    """Checks vectors and turns them into the rows of a `Batch`.
+
+    Arguments of all regularizers:
+
+    x: Vectors along the last axis: embeddings `[b d]`, or proxies `[c d]` or `[c k d]`.
+    reduce_fn: Turns the entries into one number, such as `ops.mean` or `ops.sum`. None returns the
+        entries, 0 where they do not count.
+    where: Vectors that count. Masking a vector equals dropping it.
+    """
+    x = jnp.asarray(x)
+    if where is not None and np.shape(where) != x.shape[:-1]:
+        raise ValueError(f"where must be bool {list(x.shape[:-1])}, not {list(np.shape(where))}")
+    x = matrix("x", x.reshape(-1, x.shape[-1]) if x.ndim > 2 else x)
+    where = row_mask(None if where is None else jnp.reshape(where, -1), x)
+    rows = Side(jnp.where(where[:, None], x, 0), None, where, None)
+    return Batch(rows, rows, reduce_fn=reduce_fn)
+
+
+def pair_loss(reduce_fn: ReduceFn, *, in_tiles: bool = False) -> Callable:
+    """Makes a loss `f(embeddings, labels, *, ...)` of its formula `f(batch, *, ...)`.
+
+    `in_tiles` formulas only use `fold` and `reduce_pairs` of the batch, and take a `tile`.
+    """
+    without = () if in_tiles else ("tile",)
+    return lambda formula: loss_of(formula, prepare, without=without, reduce_fn=reduce_fn)
+
+
+def view_loss(formula: Callable) -> Callable:
+    """Makes a loss `f(embeddings, other, *, ...)` of its formula `f(batch, *, ...)`."""
+    return loss_of(formula, prepare_views)
+
+
+def vector_loss(formula: Callable) -> Callable:
+    """Makes a penalty `f(x, *, ...)` of its formula `f(batch, *, ...)`."""
+    return loss_of(formula, prepare_vectors)
+
+
+def proxy_loss(axes: str) -> Callable:
+    """Makes a loss `f(embeddings, labels, proxies, *, ...)` of its formula `f(batch, *, ...)`.
+
+    `axes` are those of the proxies.
+    """
+    return lambda formula: loss_of(formula, prepare_proxies, without=("axes",), axes=axes)
+
+
+def loss_of(
+    formula: Callable, prepare_fn: Callable, *, without: Sequence[str] = (), **bound: Any
+) -> Callable[..., Any]:
+    """Makes a loss that prepares a batch and calls the formula.
+
+    Its signature and docstring are those of the formula and of `prepare_fn` together.
+    """
+    taken = inspect.signature(prepare_fn).parameters.values()
+    shared = {
+        p.name: p.replace(default=bound.get(p.name, p.default))
+        for p in taken
+        if p.name not in without
+    }
+    if "axes" in bound:
+        shared["proxies"] = shared["proxies"].replace(annotation=Float[Array, bound["axes"]])
+
+    @functools.wraps(formula)
+    def loss(*arrays: Any, **keywords: Any) -> Any:
+        options = {name: keywords.pop(name) for name in [*keywords] if name in shared}
+        return formula(prepare_fn(*arrays, **{**bound, **options}), **keywords)
+
+    _, *own = inspect.signature(formula).parameters.values()
+    by_keyword = inspect.Parameter.KEYWORD_ONLY
+    arrays = [p for p in shared.values() if p.kind is not by_keyword]
+    options = [p for p in shared.values() if p.kind is by_keyword]
+    loss.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [*arrays, *own, *options], return_annotation=inspect.signature(formula).return_annotation
+    )
+    if formula.__doc__ and prepare_fn.__doc__:  # python -OO drops them
+        arguments = prepare_fn.__doc__.partition("\n\n")[2]
+        loss.__doc__ = f"{formula.__doc__.rstrip()}\n\n{arguments}"
+    return loss
 
 
 def _side(vectors: Array, labels: Any, where: Array) -> Side:
@@ -255,8 +355,8 @@ def _side(vectors: Array, labels: Any, where: Array) -> Side:
 
 
 def check_tile(tile: Any) -> None:
-    """Raises unless `tile` is a positive integer."""
-    if isinstance(tile, bool) or not isinstance(tile, int) or tile < 1:
+    """Raises unless `tile` is a positive integer or None."""
+    if tile is not None and (isinstance(tile, bool) or not isinstance(tile, int) or tile < 1):
         raise ValueError(f"tile must be a positive integer, not {tile!r}: give 1024, or None")
 
 
@@ -279,12 +379,7 @@ def _check_reduces_tiles(reduce_fn: ReduceFn | None) -> None:
 
 
 def _sides(
-    embeddings: Array,
-    labels: Any,
-    *,
-    references: Array | None = None,
-    reference_labels: Any = None,
-    where: Array | None = None,
+    embeddings: Array, labels, references: Array | None, reference_labels, where: Array | None
 ) -> tuple[Array, Array, Array]:
     """Returns the anchors, the references and the mask of the anchors, checked.
 
@@ -367,18 +462,6 @@ def _check_range(labels, classes: int, where) -> None:
 def radians(degrees: Scalar) -> Scalar:
     """Converts degrees to radians: a number in double precision for a number, else an array."""
     return np.deg2rad(degrees) if isinstance(degrees, int | float) else jnp.deg2rad(degrees)
-
-
-def cross_entropy(positive_logits: Array, logits: Array, negatives: Array) -> jax.Array:
-    """Computes -log(e^p / (e^p + sum_N e^n)) for every entry p of `positive_logits [b k]`.
-
-    The sum is over the row's `negatives [b n]` among `logits [b n]`. A row without negatives has
-    entries 0, or NaN if p is NaN.
-    """
-    any_negative = jnp.any(negatives, axis=1, keepdims=True)
-    negative_logits = ops.logsumexp(logits, where=negatives, keepdims=True)
-    zeros = positive_logits - positive_logits
-    return jnp.where(any_negative, jax.nn.softplus(negative_logits - positive_logits), zeros)
 
 
 def _check_pair_labels(labels, reference_labels, anchors, references, within_batch: bool) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from dmljax import ops
-from dmljax.losses._common import prepare
-from dmljax.ops import Array, DistanceFn, Labels, ReferenceLabels, Scalar
+from dmljax.losses._common import Batch, loss_of, prepare
+from dmljax.ops import Array, DistanceFn, Scalar
 from dmljax.ops.types import check_function
 
 __all__ = ["prefixes", "stats", "weighted_sum"]
@@ -130,15 +130,9 @@ def _has_width(value: Any, embeddings: Array) -> bool:
     return is_float and value.shape[-1] == np.shape(embeddings)[1]
 
 
+@functools.partial(loss_of, prepare_fn=prepare, without=("reduce_fn", "mine_fn", "tile"))
 def stats(
-    embeddings: Float[Array, "b d"],
-    labels: Labels,
-    *,
-    margin: Scalar = 0.2,
-    distance_fn: DistanceFn = ops.unit_euclidean,
-    references: Float[Array, "n d"] | None = None,
-    reference_labels: ReferenceLabels | None = None,
-    where: Bool[Array, "b"] | None = None,
+    batch: Batch, *, margin: Scalar = 0.2, distance_fn: DistanceFn = ops.unit_euclidean
 ) -> dict[str, Float[Array, ""]]:
     """Computes statistics that tell a collapsed loss from a solved one, without a gradient.
 
@@ -157,18 +151,13 @@ def stats(
     >>> print(f"{stats['positive_distance']:.3f} {stats['negative_distance']:.3f}")
     0.632 1.378
     """
-    embeddings = jax.lax.stop_gradient(jnp.asarray(embeddings))
-    if references is not None:
-        references = jax.lax.stop_gradient(jnp.asarray(references))
-    given = {"references": references, "reference_labels": reference_labels, "where": where}
-    batch = prepare(embeddings, labels, **given)
-    distances = distance_fn(batch.anchors, batch.references)
+    distances = jax.lax.stop_gradient(distance_fn(batch.anchors, batch.references))
+    margin = jax.lax.stop_gradient(jnp.asarray(margin, distances.dtype))
     positives, negatives = batch.pairs
     statistics: dict[str, Array] = {
         "positive_distance": ops.reduce(ops.mean, distances, positives),
         "negative_distance": ops.reduce(ops.mean, distances, negatives),
     }
-    margin = jnp.asarray(margin, distances.dtype)
     farthest = jnp.max(distances, axis=1, where=positives, initial=-jnp.inf, keepdims=True)
     nearest = jnp.min(distances, axis=1, where=negatives, initial=jnp.inf, keepdims=True)
     # An anchor without positives, or without negatives, has no triplets.

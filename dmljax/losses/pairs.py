@@ -4,23 +4,12 @@ Every loss is `f(embeddings [b d], labels, *, ...) -> scalar`. A row of `embeddi
 rows of `references` with the anchor's class are its positives, the others its negatives.
 """
 
-from typing import Unpack
-
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float
 
 from dmljax import ops
-from dmljax.losses._common import (
-    Batch,
-    PairOptions,
-    TiledPairOptions,
-    cross_entropy,
-    prepare,
-    prepare_tiles,
-    radians,
-)
-from dmljax.ops import Array, DistanceFn, Labels, ReduceFn, Scalar
+from dmljax.losses._common import Batch, pair_loss, radians
+from dmljax.ops import Array, DistanceFn, Scalar
 from dmljax.ops.fold import LogSumExp, Sum, count
 
 __all__ = [
@@ -41,9 +30,9 @@ __all__ = [
 ]
 
 
+@pair_loss(ops.mean_of_active, in_tiles=True)
 def contrastive(
-    embeddings: Float[Array, "b d"],
-    labels: Labels,
+    batch: Batch,
     *,
     pos_margin: Scalar = 0.0,
     neg_margin: Scalar = 1.0,
@@ -51,9 +40,7 @@ def contrastive(
     pos_weight: Scalar = 1.0,
     neg_weight: Scalar = 1.0,
     distance_fn: DistanceFn = ops.unit_euclidean,
-    reduce_fn: ReduceFn | None = ops.mean_of_active,
-    **options: Unpack[TiledPairOptions],
-) -> Float[Array, "..."]:
+) -> Array:
     """Computes the contrastive loss: pulls positives close, pushes negatives away.
 
         pos_weight reduce([d - pos_margin]+^power over positive pairs)
@@ -74,27 +61,12 @@ def contrastive(
     >>> print(f"{losses.contrastive(x, np.array([0, 0, 1, 1])):.3f}")
     0.738
     """
-    batch = prepare_tiles(embeddings, labels, **options)
-
-    def entries(block, pos_margin, neg_margin):
-        distances = distance_fn(block.rows.vectors, block.columns.vectors)
-        pull = ops.power(jax.nn.relu(distances - pos_margin), power)
-        push = ops.power(jax.nn.relu(neg_margin - distances), power)
-        return zip((pull, push), block.pairs, strict=True)
-
-    pull, push = batch.reduce_pairs(reduce_fn, entries, pos_margin, neg_margin)
+    pull, push = _hinges(batch, distance_fn, pos_margin, neg_margin, power)
     return pos_weight * pull + neg_weight * push
 
 
-def snr_contrastive(
-    embeddings: Float[Array, "b d"],
-    labels: Labels,
-    *,
-    pos_margin: Scalar = 0.0,
-    neg_margin: Scalar = 1.0,
-    reduce_fn: ReduceFn | None = ops.mean_of_active,
-    **options: Unpack[TiledPairOptions],
-) -> Float[Array, "..."]:
+@pair_loss(ops.mean_of_active, in_tiles=True)
+def snr_contrastive(batch: Batch, *, pos_margin: Scalar = 0.0, neg_margin: Scalar = 1.0) -> Array:
     """Computes the contrastive loss on the inverse signal-to-noise ratio.
 
     `contrastive` with d = var(x - y) / var(x), for an anchor x and a reference y of length 1.
@@ -111,27 +83,14 @@ def snr_contrastive(
     >>> print(f"{losses.snr_contrastive(x, np.array([0, 0, 1, 1])):.3f}")
     4.220
     """
-    return contrastive(
-        embeddings,
-        labels,
-        pos_margin=pos_margin,
-        neg_margin=neg_margin,
-        distance_fn=ops.unit(ops.snr),
-        reduce_fn=reduce_fn,
-        **options,
-    )
+    pull, push = _hinges(batch, ops.unit(ops.snr), pos_margin, neg_margin)
+    return pull + push
 
 
+@pair_loss(ops.mean, in_tiles=True)
 def multi_similarity(
-    embeddings: Float[Array, "b d"],
-    labels: Labels,
-    *,
-    alpha: Scalar = 2.0,
-    beta: Scalar = 50.0,
-    base: Scalar = 0.5,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[TiledPairOptions],
-) -> Float[Array, "..."]:
+    batch: Batch, *, alpha: Scalar = 2.0, beta: Scalar = 50.0, base: Scalar = 0.5
+) -> Array:
     """Computes the multi-similarity loss: soft maxima of an anchor's positives and negatives.
 
         log(1 + sum_P exp(-alpha (s - base))) / alpha + log(1 + sum_N exp(beta (s - base))) / beta
@@ -151,7 +110,6 @@ def multi_similarity(
     >>> print(f"{losses.multi_similarity(x, np.array([0, 0, 1, 1])):.3f}")
     0.269
     """
-    batch = prepare_tiles(embeddings, labels, **options)
 
     def terms(block, alpha, beta, base):
         positives, negatives = block.pairs
@@ -160,17 +118,11 @@ def multi_similarity(
 
     pull, push = batch.fold(terms, alpha, beta, base)
     entries = jax.nn.softplus(pull) / alpha + jax.nn.softplus(push) / beta
-    return ops.reduce(reduce_fn, entries, batch.where)
+    return batch.reduce(entries, batch.where)
 
 
-def ntxent(
-    embeddings: Float[Array, "b d"],
-    labels: Labels,
-    *,
-    temperature: Scalar = 0.07,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[TiledPairOptions],
-) -> Float[Array, "..."]:
+@pair_loss(ops.mean, in_tiles=True)
+def ntxent(batch: Batch, *, temperature: Scalar = 0.07) -> Array:
     """Computes NT-Xent, or InfoNCE: the cross-entropy of each positive against the negatives.
 
         -log(exp(s_p / temperature) / (exp(s_p / temperature) + sum_N exp(s_n / temperature)))
@@ -189,7 +141,6 @@ def ntxent(
     >>> print(f"{losses.ntxent(x, np.array([0, 0, 1, 1])):.3f}")
     0.028
     """
-    batch = prepare_tiles(embeddings, labels, **options)
 
     def terms(block, temperature):
         return (LogSumExp(block.cosines() / temperature, block.pairs.negatives),)
@@ -199,18 +150,12 @@ def ntxent(
         return [(jax.nn.softplus(gaps), block.pairs.positives)]
 
     (normalizer,) = batch.fold(terms, temperature)
-    (loss,) = batch.reduce_pairs(reduce_fn, entries, temperature, of_rows=normalizer)
+    (loss,) = batch.reduce_pairs(entries, temperature, of_rows=normalizer)
     return loss
 
 
-def supcon(
-    embeddings: Float[Array, "b d"],
-    labels: Labels,
-    *,
-    temperature: Scalar = 0.1,
-    reduce_fn: ReduceFn | None = ops.mean_of_active,
-    **options: Unpack[TiledPairOptions],
-) -> Float[Array, "..."]:
+@pair_loss(ops.mean_of_active, in_tiles=True)
+def supcon(batch: Batch, *, temperature: Scalar = 0.1) -> Array:
     """Computes the supervised contrastive loss: all positives against all other rows.
 
         -mean_P(s_p / temperature - log sum_{P and N} exp(s_j / temperature))
@@ -228,7 +173,6 @@ def supcon(
     >>> print(f"{losses.supcon(x, np.array([0, 0, 1, 1])):.3f}")
     0.064
     """
-    batch = prepare_tiles(embeddings, labels, **options)
 
     def terms(block, temperature):
         positives, negatives = block.pairs
@@ -239,18 +183,11 @@ def supcon(
     normalizer, total, positives, negatives = batch.fold(terms, temperature)
     valid = (positives > 0) & jnp.any(negatives > 0)
     entries = jnp.where(valid, normalizer - ops.divide(total, positives), 0)
-    return ops.reduce(reduce_fn, entries, valid)
+    return batch.reduce(entries, valid)
 
 
-def circle(
-    embeddings: Float[Array, "b d"],
-    labels: Labels,
-    *,
-    margin: Scalar = 0.4,
-    gamma: Scalar = 80.0,
-    reduce_fn: ReduceFn | None = ops.mean_of_active,
-    **options: Unpack[TiledPairOptions],
-) -> Float[Array, "..."]:
+@pair_loss(ops.mean_of_active, in_tiles=True)
+def circle(batch: Batch, *, margin: Scalar = 0.4, gamma: Scalar = 80.0) -> Array:
     """Computes the circle loss: weighs pairs by how far they are from their optimum.
 
         softplus(lse_P(-gamma [1 + m - s]+ (s - 1 + m)) + lse_N(gamma [s + m]+ (s - m)))
@@ -269,7 +206,6 @@ def circle(
     >>> print(f"{losses.circle(x, np.array([0, 0, 1, 1])):.3f}")
     3.201
     """
-    batch = prepare_tiles(embeddings, labels, **options)
 
     def terms(block, margin, gamma):
         positives, negatives = block.pairs
@@ -282,19 +218,17 @@ def circle(
 
     pull, push, positives, negatives = batch.fold(terms, margin, gamma)
     has_both_kinds = (positives > 0) & (negatives > 0)
-    return ops.reduce(reduce_fn, jax.nn.softplus(pull + push), has_both_kinds)
+    return batch.reduce(jax.nn.softplus(pull + push), has_both_kinds)
 
 
+@pair_loss(ops.mean)
 def lifted_structure(
-    embeddings: Float[Array, "b d"],
-    labels: Labels,
+    batch: Batch,
     *,
     neg_margin: Scalar = 1.0,
     pos_margin: Scalar = 0.0,
     distance_fn: DistanceFn = ops.unit_euclidean,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[PairOptions],
-) -> Float[Array, "..."]:
+) -> Array:
     """Computes the lifted structure loss: each positive pair against negatives of both ends.
 
         [d_ap - pos_margin + lse_{N_a and N_p}(neg_margin - d)]+^2 / 2
@@ -314,7 +248,6 @@ def lifted_structure(
     >>> print(f"{losses.lifted_structure(x, np.array([0, 0, 1, 1])):.3f}")
     1.433
     """
-    batch = prepare(embeddings, labels, **options)
     positives, negatives = batch.pairs
     distances = distance_fn(batch.anchors, batch.references)
     of_anchors = _lse_or_minus_inf(neg_margin - distances, negatives, axis=1)  # [b]
@@ -324,19 +257,17 @@ def lifted_structure(
         of_references = _lse_or_minus_inf(neg_margin - distances, negatives, axis=0)  # [n]
     union = _logaddexp(of_anchors[:, None], of_references[None, :])
     entries = jax.nn.relu(distances - pos_margin + jnp.where(jnp.isneginf(union), 0, union)) ** 2
-    return ops.reduce(reduce_fn, entries / 2, positives & jnp.any(negatives))
+    return batch.reduce(entries / 2, positives & jnp.any(negatives))
 
 
+@pair_loss(ops.mean)
 def generalized_lifted_structure(
-    embeddings: Float[Array, "b d"],
-    labels: Labels,
+    batch: Batch,
     *,
     neg_margin: Scalar = 1.0,
     pos_margin: Scalar = 0.0,
     distance_fn: DistanceFn = ops.unit_euclidean,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[PairOptions],
-) -> Float[Array, "..."]:
+) -> Array:
     """Computes the lifted structure loss with all positives of an anchor at once.
 
         [lse_P(d - pos_margin) + lse_N(neg_margin - d)]+
@@ -355,23 +286,15 @@ def generalized_lifted_structure(
     >>> print(f"{losses.generalized_lifted_structure(x, np.array([0, 0, 1, 1])):.3f}")
     0.973
     """
-    batch = prepare(embeddings, labels, **options)
     positives, negatives = batch.pairs
     distances = distance_fn(batch.anchors, batch.references)
     pull = ops.logsumexp(distances - pos_margin, where=positives)
     push = ops.logsumexp(neg_margin - distances, where=negatives)
-    return ops.reduce(reduce_fn, jax.nn.relu(pull + push), batch.where)
+    return batch.reduce(jax.nn.relu(pull + push), batch.where)
 
 
-def n_pairs(
-    embeddings: Float[Array, "b d"],
-    labels: Labels,
-    *,
-    l2_weight: float = 0.0,
-    distance_fn: DistanceFn = ops.cosine,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[PairOptions],
-) -> Float[Array, "..."]:
+@pair_loss(ops.mean)
+def n_pairs(batch: Batch, *, l2_weight: float = 0.0, distance_fn: DistanceFn = ops.cosine) -> Array:
     """Computes the N-pair loss: one (anchor, positive) per class, against all classes' positives.
 
     -log(exp(-d_ip) / sum_j exp(-d_jp)) per class i, over the classes j of the batch, where d_jp is
@@ -390,10 +313,9 @@ def n_pairs(
     >>> print(f"{losses.n_pairs(x, np.array([0, 0, 1, 1])):.3f}")
     0.409
     """
-    batch = prepare(embeddings, labels, **options)
     positives = batch.pairs.positives
     has_positive = jnp.any(positives, axis=1)
-    same_class = _same_class(batch, labels)
+    same_class = _same_class(batch)
     earlier = jnp.tri(len(same_class), k=-1, dtype=bool)
     is_anchor = has_positive & ~jnp.any(same_class & earlier & has_positive[None, :], axis=1)
     first_positive = jnp.argmax(positives, axis=1)
@@ -404,17 +326,11 @@ def n_pairs(
         squares = jnp.sum(batch.anchors**2, axis=1)
         squares = squares + jnp.sum(batch.references[first_positive] ** 2, axis=1)
         entries = entries + l2_weight / 4 * squares
-    return ops.reduce(reduce_fn, entries, is_anchor)
+    return batch.reduce(entries, is_anchor)
 
 
-def nca(
-    embeddings: Float[Array, "b d"],
-    labels: Labels,
-    *,
-    scale: Scalar = 1.0,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[PairOptions],
-) -> Float[Array, "..."]:
+@pair_loss(ops.mean)
+def nca(batch: Batch, *, scale: Scalar = 1.0) -> Array:
     """Computes neighborhood components analysis: the probability of picking a positive neighbor.
 
         -log sum_P softmax_j(-scale d_j^2)
@@ -432,23 +348,15 @@ def nca(
     >>> print(f"{losses.nca(x, np.array([0, 0, 1, 1])):.3f}")
     0.430
     """
-    batch = prepare(embeddings, labels, **options)
     positives, negatives = batch.pairs
     logits = -scale * ops.unit(ops.squared_euclidean)(batch.anchors, batch.references)
     entries = ops.logsumexp(logits, where=positives | negatives)
     entries = entries - ops.logsumexp(logits, where=positives)
-    return ops.reduce(reduce_fn, entries, jnp.any(positives, axis=1))
+    return batch.reduce(entries, jnp.any(positives, axis=1))
 
 
-def tuplet_margin(
-    embeddings: Float[Array, "b d"],
-    labels: Labels,
-    *,
-    margin: Scalar = 5.73,
-    scale: Scalar = 64.0,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[PairOptions],
-) -> Float[Array, "..."]:
+@pair_loss(ops.mean)
+def tuplet_margin(batch: Batch, *, margin: Scalar = 5.73, scale: Scalar = 64.0) -> Array:
     """Computes the tuplet margin loss: each positive, eased by an angle, against all negatives.
 
         log(1 + sum_N exp(scale (cos t_an - cos(t_ap - margin))))
@@ -466,24 +374,17 @@ def tuplet_margin(
     >>> print(f"{losses.tuplet_margin(x, np.array([0, 1, 0, 1])):.3f}")
     44.810
     """
-    batch = prepare(embeddings, labels, **options)
     positives, negatives = batch.pairs
     cosines = batch.cosines()
     # Only positives go through acos, whose slope is steep for nearly parallel vectors.
     eased = jnp.cos(ops.acos(jnp.where(positives, cosines, 0)) - radians(margin))
-    entries = cross_entropy(scale * eased, scale * cosines, negatives)
-    return ops.reduce(reduce_fn, entries, positives)
+    normalizer = LogSumExp(scale * cosines, negatives).at_once()[:, None]
+    entries = jax.nn.softplus(normalizer - scale * eased)
+    return batch.reduce(entries, positives)
 
 
-def intra_pair_variance(
-    embeddings: Float[Array, "b d"],
-    labels: Labels,
-    *,
-    pos_eps: Scalar = 0.01,
-    neg_eps: Scalar = 0.01,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[PairOptions],
-) -> Float[Array, "..."]:
+@pair_loss(ops.mean)
+def intra_pair_variance(batch: Batch, *, pos_eps: Scalar = 0.01, neg_eps: Scalar = 0.01) -> Array:
     """Computes the intra-pair variance loss: pulls pairs to the mean cosine of their kind.
 
         mean_P([(1 - pos_eps) mean_P(s) - s]+^2) + mean_N([s - (1 + neg_eps) mean_N(s)]+^2)
@@ -501,27 +402,24 @@ def intra_pair_variance(
     >>> print(f"{losses.intra_pair_variance(x, np.array([0, 0, 1, 1])):.3f}")
     0.090
     """
-    batch = prepare(embeddings, labels, **options)
     positives, negatives = batch.pairs
     cosines = batch.cosines()
     pos_mean = ops.divide(*ops.mean(cosines, positives))
     neg_mean = ops.divide(*ops.mean(cosines, negatives))
     pull = jax.nn.relu((1 - pos_eps) * pos_mean - cosines) ** 2
     push = jax.nn.relu(cosines - (1 + neg_eps) * neg_mean) ** 2
-    return ops.reduce(reduce_fn, pull, positives) + ops.reduce(reduce_fn, push, negatives)
+    return batch.reduce(pull, positives) + batch.reduce(push, negatives)
 
 
+@pair_loss(ops.mean)
 def threshold_consistent_margin(
-    embeddings: Float[Array, "b d"],
-    labels: Labels,
+    batch: Batch,
     *,
     pos_weight: Scalar = 1.0,
     neg_weight: Scalar = 1.0,
     pos_margin: Scalar = 0.9,
     neg_margin: Scalar = 0.5,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[PairOptions],
-) -> Float[Array, "..."]:
+) -> Array:
     """Computes threshold-consistent margin, a regularizer that makes one threshold fit all.
 
         pos_weight mean(pos_margin - s over positives with s <= pos_margin)
@@ -542,28 +440,25 @@ def threshold_consistent_margin(
     >>> print(f"{losses.threshold_consistent_margin(x, np.array([0, 0, 1, 1])):.3f}")
     0.200
     """
-    batch = prepare(embeddings, labels, **options)
     positives, negatives = batch.pairs
     cosines = batch.cosines()
     low = positives & ~(cosines > pos_margin)
     high = negatives & ~(cosines < neg_margin)
-    pull = ops.reduce(reduce_fn, pos_margin - cosines, low)
-    push = ops.reduce(reduce_fn, cosines - neg_margin, high)
+    pull = batch.reduce(pos_margin - cosines, low)
+    push = batch.reduce(cosines - neg_margin, high)
     return pos_weight * pull + neg_weight * push
 
 
+@pair_loss(ops.mean)
 def ranked_list(
-    embeddings: Float[Array, "b d"],
-    labels: Labels,
+    batch: Batch,
     *,
     margin: Scalar,
     negative_temperature: Scalar,
     imbalance: float = 0.5,
     alpha: Scalar | None = None,
     positive_temperature: Scalar = 0.0,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[PairOptions],
-) -> Float[Array, "..."]:
+) -> Array:
     """Computes the ranked list loss: positives into a ball, negatives out of a larger one.
 
         (1 - imbalance) wmean_P([d - (alpha - margin)]+) + imbalance wmean_N([alpha - d]+)
@@ -589,7 +484,6 @@ def ranked_list(
     """
     if not 0 <= imbalance <= 1:
         raise ValueError(f"imbalance is a share between 0 and 1, not {imbalance}")
-    batch = prepare(embeddings, labels, **options)
     positives, negatives = batch.pairs
     alpha = 1 + margin / 2 if alpha is None else alpha
     distances = ops.unit_euclidean(batch.anchors, batch.references)
@@ -604,7 +498,19 @@ def ranked_list(
 
     pull = weighted_mean(distances - (alpha - margin), positives, positive_temperature)
     push = weighted_mean(alpha - distances, negatives, negative_temperature)
-    return ops.reduce(reduce_fn, (1 - imbalance) * pull + imbalance * push, batch.where)
+    return batch.reduce((1 - imbalance) * pull + imbalance * push, batch.where)
+
+
+def _hinges(batch: Batch, distance_fn, pos_margin, neg_margin, power=1) -> tuple[Array, ...]:
+    """Reduces [d - pos_margin]+^power of positives, and [neg_margin - d]+^power of negatives."""
+
+    def entries(block, pos_margin, neg_margin):
+        distances = distance_fn(block.rows.vectors, block.columns.vectors)
+        pull = ops.power(jax.nn.relu(distances - pos_margin), power)
+        push = ops.power(jax.nn.relu(neg_margin - distances), power)
+        return zip((pull, push), block.pairs, strict=True)
+
+    return batch.reduce_pairs(entries, pos_margin, neg_margin)
 
 
 def _lse_or_minus_inf(x, where, *, axis):
@@ -619,11 +525,11 @@ def _logaddexp(x, y):
     return jnp.where(empty, -jnp.inf, jnp.logaddexp(jnp.where(empty, 0, x), jnp.where(empty, 0, y)))
 
 
-def _same_class(batch: Batch, labels) -> Array:
+def _same_class(batch: Batch) -> Array:
     """Returns which anchors share a class, as far as `labels` that are `ops.Pairs` imply it."""
-    if not isinstance(labels, ops.Pairs):
-        return ops.pairs(labels).positives
-    positives = jnp.asarray(labels.positives)
+    if not isinstance(batch.labels, ops.Pairs):
+        return ops.pairs(batch.labels).positives
+    positives = jnp.asarray(batch.labels.positives)
     if batch.within_batch:
         return positives | positives.T
     shared = positives.astype(jnp.float32)

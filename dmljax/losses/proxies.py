@@ -6,7 +6,6 @@ directions of proxies matter, except for `large_margin_softmax`.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +13,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from dmljax import ops
-from dmljax.losses._common import Block, ProxyOptions, mask_rows, matrix
+from dmljax.losses._common import Batch, mask_rows, matrix, proxy_loss
 from dmljax.ops import Array, ReduceFn, Scalar
-from dmljax.ops.classes import class_rows
-from dmljax.ops.fold import LogSumExp, OfColumns, Side, Sum, count, fold
+from dmljax.ops.fold import LogSumExp, OfColumns, Sum, count
 
 __all__ = [
     "arcface",
@@ -34,15 +32,8 @@ __all__ = [
 ]
 
 
-def normalized_softmax(
-    embeddings: Float[Array, "b d"],
-    labels: Integer[Array, "b"],
-    proxies: Float[Array, "c d"],
-    *,
-    temperature: Scalar = 0.05,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[ProxyOptions],
-) -> Float[Array, "..."]:
+@proxy_loss("c d")
+def normalized_softmax(batch: Batch, *, temperature: Scalar = 0.05) -> Array:
     """Computes the softmax cross-entropy of the cosines between embedding and proxies.
 
         -log softmax(s / temperature)_y
@@ -60,20 +51,11 @@ def normalized_softmax(
     >>> print(f"{losses.normalized_softmax(x, labels, proxies):.3f}")
     3.023
     """
-    batch = _prepare(embeddings, labels, proxies, **options)
-    return _cross_entropy(batch, _no_margin, 1 / temperature, reduce_fn)
+    return _cross_entropy(batch, _no_margin, 1 / temperature)
 
 
-def cosface(
-    embeddings: Float[Array, "b d"],
-    labels: Integer[Array, "b"],
-    proxies: Float[Array, "c d"],
-    *,
-    margin: Scalar = 0.35,
-    scale: Scalar = 64.0,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[ProxyOptions],
-) -> Float[Array, "..."]:
+@proxy_loss("c d")
+def cosface(batch: Batch, *, margin: Scalar = 0.35, scale: Scalar = 64.0) -> Array:
     """Computes CosFace: softmax cross-entropy with a margin on the cosine of the row's class.
 
         -log softmax(scale z)_y with z_y = s_y - margin, z_c = s_c for the other classes
@@ -92,20 +74,11 @@ def cosface(
     >>> print(f"{losses.cosface(x, labels, proxies):.3f}")
     20.868
     """
-    batch = _prepare(embeddings, labels, proxies, **options)
-    return _cross_entropy(batch, lambda s: s - margin, scale, reduce_fn)
+    return _cross_entropy(batch, lambda s: s - margin, scale)
 
 
-def arcface(
-    embeddings: Float[Array, "b d"],
-    labels: Integer[Array, "b"],
-    proxies: Float[Array, "c d"],
-    *,
-    margin: Scalar = 28.6,
-    scale: Scalar = 64.0,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[ProxyOptions],
-) -> Float[Array, "..."]:
+@proxy_loss("c d")
+def arcface(batch: Batch, *, margin: Scalar = 28.6, scale: Scalar = 64.0) -> Array:
     """Computes ArcFace: softmax cross-entropy with a margin on the angle to the row's class.
 
         -log softmax(scale z)_y with z_y = cos(t_y + margin), z_c = cos(t_c) for the other classes
@@ -126,20 +99,11 @@ def arcface(
     >>> print(f"{losses.arcface(x, labels, proxies):.3f}")
     24.266
     """
-    batch = _prepare(embeddings, labels, proxies, **options)
-    return _cross_entropy(batch, _add_angle(margin), scale, reduce_fn)
+    return _cross_entropy(batch, _add_angle(margin), scale)
 
 
-def subcenter_arcface(
-    embeddings: Float[Array, "b d"],
-    labels: Integer[Array, "b"],
-    proxies: Float[Array, "c k d"],
-    *,
-    margin: Scalar = 28.6,
-    scale: Scalar = 64.0,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[ProxyOptions],
-) -> Float[Array, "..."]:
+@proxy_loss("c k d")
+def subcenter_arcface(batch: Batch, *, margin: Scalar = 28.6, scale: Scalar = 64.0) -> Array:
     """Computes sub-center ArcFace: `arcface` on the nearest of k proxies of each class.
 
         -log softmax(scale z)_y with z_y = cos(t_y + margin), z_c = cos(t_c) for the other classes
@@ -159,20 +123,11 @@ def subcenter_arcface(
     >>> print(f"{losses.subcenter_arcface(x, labels, proxies):.3f}")
     24.266
     """
-    batch = _prepare(embeddings, labels, proxies, axes="ckd", **options)
-    return _cross_entropy(batch, _add_angle(margin), scale, reduce_fn, _nearest_center)
+    return _cross_entropy(batch, _add_angle(margin), scale, _nearest_center)
 
 
-def sphereface(
-    embeddings: Float[Array, "b d"],
-    labels: Integer[Array, "b"],
-    proxies: Float[Array, "c d"],
-    *,
-    margin: int = 4,
-    scale: Scalar = 1.0,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[ProxyOptions],
-) -> Float[Array, "..."]:
+@proxy_loss("c d")
+def sphereface(batch: Batch, *, margin: int = 4, scale: Scalar = 1.0) -> Array:
     """Computes SphereFace: softmax cross-entropy with a multiple of the angle to the class.
 
         -log softmax(scale |x| z)_y with z_y = psi(t_y), z_c = cos(t_c) for the other classes
@@ -194,20 +149,11 @@ def sphereface(
     >>> print(f"{losses.sphereface(x, labels, proxies):.3f}")
     1.290
     """
-    batch = _prepare(embeddings, labels, proxies, **options)
-    return _cross_entropy(batch, _multiply_angle(margin), scale, reduce_fn, _long_embeddings)
+    return _cross_entropy(batch, _multiply_angle(margin), scale, _long_embeddings)
 
 
-def large_margin_softmax(
-    embeddings: Float[Array, "b d"],
-    labels: Integer[Array, "b"],
-    proxies: Float[Array, "c d"],
-    *,
-    margin: int = 4,
-    scale: Scalar = 1.0,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[ProxyOptions],
-) -> Float[Array, "..."]:
+@proxy_loss("c d")
+def large_margin_softmax(batch: Batch, *, margin: int = 4, scale: Scalar = 1.0) -> Array:
     """Computes large-margin softmax: `sphereface` with proxies of any length.
 
         -log softmax(scale |x| |w| z)_y with z_y = psi(t_y), z_c = cos(t_c) for the other classes
@@ -229,21 +175,13 @@ def large_margin_softmax(
     >>> print(f"{losses.large_margin_softmax(x, labels, proxies):.3f}")
     1.296
     """
-    batch = _prepare(embeddings, labels, proxies, **options)
-    return _cross_entropy(batch, _multiply_angle(margin), scale, reduce_fn, _long_vectors)
+    return _cross_entropy(batch, _multiply_angle(margin), scale, _long_vectors)
 
 
+@proxy_loss("c k d")
 def soft_triple(
-    embeddings: Float[Array, "b d"],
-    labels: Integer[Array, "b"],
-    proxies: Float[Array, "c k d"],
-    *,
-    scale: Scalar = 20.0,
-    gamma: Scalar = 0.1,
-    margin: Scalar = 0.01,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[ProxyOptions],
-) -> Float[Array, "..."]:
+    batch: Batch, *, scale: Scalar = 20.0, gamma: Scalar = 0.1, margin: Scalar = 0.01
+) -> Array:
     """Computes SoftTriple: softmax cross-entropy of a soft maximum over k proxies of a class.
 
         -log softmax(scale z)_y with z_y = s_y - margin, z_c = s_c for the other classes
@@ -264,20 +202,11 @@ def soft_triple(
     >>> print(f"{losses.soft_triple(x, labels, proxies):.3f}")
     3.119
     """
-    batch = _prepare(embeddings, labels, proxies, axes="ckd", **options)
-    return _cross_entropy(batch, lambda s: s - margin, scale, reduce_fn, _soft_maximum, gamma)
+    return _cross_entropy(batch, lambda s: s - margin, scale, _soft_maximum, gamma)
 
 
-def proxy_anchor(
-    embeddings: Float[Array, "b d"],
-    labels: Integer[Array, "b"],
-    proxies: Float[Array, "c d"],
-    *,
-    margin: Scalar = 0.1,
-    alpha: Scalar = 32.0,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[ProxyOptions],
-) -> Float[Array, "..."]:
+@proxy_loss("c d")
+def proxy_anchor(batch: Batch, *, margin: Scalar = 0.1, alpha: Scalar = 32.0) -> Array:
     """Computes Proxy-Anchor: each proxy is an anchor, and rows of the batch are its pairs.
 
         mean_{c in batch} log(1 + sum_{y = c} exp(-alpha (s - margin)))
@@ -297,7 +226,6 @@ def proxy_anchor(
     >>> print(f"{losses.proxy_anchor(x, labels, proxies):.3f}")
     17.654
     """
-    batch = _prepare(embeddings, labels, proxies, **options)
 
     def terms(block, margin, alpha):
         positives, negatives = block.pairs
@@ -307,19 +235,12 @@ def proxy_anchor(
         return pull, push, count(positives)
 
     pull, push, positives = batch.fold(terms, margin, alpha)
-    pulled = ops.reduce(reduce_fn, jax.nn.softplus(pull), positives > 0)
-    return pulled + _reduce_classes(reduce_fn, jax.nn.softplus(push), batch.classes)
+    pulled = batch.reduce(jax.nn.softplus(pull), positives > 0)
+    return pulled + _reduce_classes(batch, jax.nn.softplus(push))
 
 
-def proxy_nca(
-    embeddings: Float[Array, "b d"],
-    labels: Integer[Array, "b"],
-    proxies: Float[Array, "c d"],
-    *,
-    scale: Scalar = 1.0,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[ProxyOptions],
-) -> Float[Array, "..."]:
+@proxy_loss("c d")
+def proxy_nca(batch: Batch, *, scale: Scalar = 1.0) -> Array:
     """Computes Proxy-NCA: softmax cross-entropy of squared distances to the proxies.
 
         -log softmax(-scale d^2)_y
@@ -339,20 +260,12 @@ def proxy_nca(
     >>> print(f"{losses.proxy_nca(x, labels, proxies):.3f}")
     0.586
     """
-    batch = _prepare(embeddings, labels, proxies, **options)
     # d^2 = 2 - 2 s, and adding a constant to all logits does not change a softmax.
-    return _cross_entropy(batch, _no_margin, 2 * scale, reduce_fn)
+    return _cross_entropy(batch, _no_margin, 2 * scale)
 
 
-def proxy_nca_pp(
-    embeddings: Float[Array, "b d"],
-    labels: Integer[Array, "b"],
-    proxies: Float[Array, "c d"],
-    *,
-    temperature: Scalar = 1 / 9,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[ProxyOptions],
-) -> Float[Array, "..."]:
+@proxy_loss("c d")
+def proxy_nca_pp(batch: Batch, *, temperature: Scalar = 1 / 9) -> Array:
     """Computes ProxyNCA++: `proxy_nca` with a low temperature.
 
         -log softmax(-d^2 / temperature)_y
@@ -371,14 +284,7 @@ def proxy_nca_pp(
     >>> print(f"{losses.proxy_nca_pp(x, labels, proxies):.3f}")
     2.721
     """
-    return proxy_nca(
-        embeddings,
-        labels,
-        proxies,
-        scale=1 / temperature,
-        reduce_fn=reduce_fn,
-        **options,
-    )
+    return _cross_entropy(batch, _no_margin, 2 / temperature)
 
 
 def label_smoothed_cross_entropy(
@@ -419,23 +325,6 @@ def label_smoothed_cross_entropy(
     return ops.reduce(reduce_fn, entries, where)
 
 
-class _Batch(NamedTuple):
-    """The checked arguments of a proxy loss."""
-
-    classes: Side  # one row for each class
-    images: Side  # the embeddings [b d], 0 in rows that do not count; their label is -1
-    tile: int | None
-
-    def fold(self, terms_fn: Callable, *params: Any) -> tuple:
-        """Returns the sums of `terms_fn(block, *params)` over all classes, the rows of blocks."""
-
-        def terms(rows, columns, *params):
-            return terms_fn(Block(rows, columns, within_batch=False), *params)
-
-        sides = self.classes, self.images
-        return fold(terms, *sides, *params, tile=self.tile, has_whole_columns=True)
-
-
 def _cosines(embeddings, proxies) -> tuple[Array, float | Array]:
     """Computes the cosine of each row with each proxy, `[b c]`; returns its factor, too."""
     return ops.cosine_similarity(embeddings, proxies), 1.0
@@ -470,10 +359,9 @@ def _cosines_by_center(embeddings, proxies) -> list[jax.Array]:
 
 
 def _cross_entropy(
-    batch: _Batch,
+    batch: Batch,
     margin_fn: Callable,
     scale: Scalar,
-    reduce_fn: ReduceFn | None,
     similarity_fn: Callable = _cosines,
     *params: Scalar,
 ) -> Array:
@@ -497,7 +385,8 @@ def _cross_entropy(
     other_logits, target_similarities, target_scales = batch.fold(terms, scale, *params)
     target_logits = margin_fn(target_similarities) * target_scales
     # As softplus of a difference, so that a loss near 0 keeps its digits.
-    return ops.reduce(reduce_fn, jax.nn.softplus(other_logits - target_logits), batch.images.where)
+    entries = jax.nn.softplus(other_logits - target_logits)
+    return batch.reduce(entries, batch.columns.where)
 
 
 def _no_margin(cosines):
@@ -538,37 +427,10 @@ def _multiply_angle(margin: int) -> Callable:
     return margin_fn
 
 
-def _reduce_classes(reduce_fn: ReduceFn | None, entries: Array, classes: Side) -> Array:
+def _reduce_classes(batch: Batch, entries: Array) -> Array:
     """Reduces an entry of each class, which counts as often as the sample of classes says."""
-    if reduce_fn is None or not isinstance(weights := classes.extra, Array):
-        return ops.reduce(reduce_fn, entries, classes.where)
-    totals, counts = jax.vmap(lambda x, w: reduce_fn(x[None], w[None]))(entries, classes.where)
+    where, weights, reduce_fn = batch.rows.where, batch.rows.extra, batch.reduce_fn
+    if reduce_fn is None or not isinstance(weights, Array):
+        return batch.reduce(entries, where)
+    totals, counts = jax.vmap(lambda x, w: reduce_fn(x[None], w[None]))(entries, where)
     return ops.divide(jnp.sum(weights * totals), jnp.sum(weights * counts))
-
-
-def _prepare(
-    embeddings: Array,
-    labels: Array,
-    proxies: Array,
-    *,
-    axes: str = "cd",
-    where: Array | None = None,
-    tiles: ops.ClassTiles | None = None,
-) -> _Batch:
-    embeddings = matrix("embeddings", embeddings)
-    proxies = jnp.asarray(proxies)
-    width = embeddings.shape[1]
-    if proxies.ndim != len(axes) or 0 in proxies.shape or proxies.shape[-1] != width:
-        advice = ""
-        if proxies.ndim in (2, 3) and proxies.ndim != len(axes):
-            centers = 10 if proxies.ndim == 2 else 0
-            advice = f": with the method proxies of a config, --config.method.centers={centers}"
-        raise ValueError(
-            f"proxies must be [{' '.join(axes)}] with d = {width} as the embeddings have, "
-            f"not of shape {proxies.shape}{advice}"
-        )
-    if not jnp.issubdtype(proxies.dtype, jnp.floating):
-        raise ValueError(f"proxies must be floats, not {proxies.dtype}")
-    embeddings, labels, where = mask_rows(embeddings, labels, len(proxies), where)
-    classes, tile = class_rows(ops.widen(proxies), labels, tiles)
-    return _Batch(classes, Side(embeddings, labels, where, labels), tile)

@@ -10,16 +10,15 @@ so sums are added in the same order on every device.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float
 
 from dmljax import ops
 from dmljax.losses import pnp_penalties
-from dmljax.losses._common import Batch, PairOptions, TiledPairOptions, prepare, prepare_tiles
-from dmljax.ops import Array, Labels, ReduceFn, Scalar
+from dmljax.losses._common import Batch, pair_loss
+from dmljax.ops import Array, Scalar
 from dmljax.ops.fold import Sum, count
 
 __all__ = ["fast_ap", "histogram", "pnp", "recall_at_k", "smooth_ap"]
@@ -29,14 +28,8 @@ __all__ = ["fast_ap", "histogram", "pnp", "recall_at_k", "smooth_ap"]
 _RANKED_AT_ONCE = 4
 
 
-def fast_ap(
-    embeddings: Float[Array, "b d"],
-    labels: Labels,
-    *,
-    num_bins: int = 10,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[PairOptions],
-) -> Float[Array, "..."]:
+@pair_loss(ops.mean)
+def fast_ap(batch: Batch, *, num_bins: int = 10) -> Array:
     """Computes FastAP: one minus average precision over a soft histogram of distances.
 
         1 - (1 / |P|) sum_l h+_l H+_l / H_l
@@ -55,7 +48,6 @@ def fast_ap(
     0.583
     """
     _check_bins(num_bins)
-    batch = prepare(embeddings, labels, **options)
     positives, negatives = batch.pairs
     ranked = positives | negatives
     squares = ops.unit(ops.squared_euclidean)(batch.anchors, batch.references)
@@ -65,17 +57,11 @@ def fast_ap(
     precision = jnp.cumsum(positive_counts, axis=0) / jnp.where(cumulative == 0, 1, cumulative)
     number = jnp.sum(positives, axis=1)
     average_precision = ops.divide(jnp.sum(positive_counts * precision, axis=0), number)
-    return ops.reduce(reduce_fn, 1 - average_precision, number > 0)
+    return batch.reduce(1 - average_precision, number > 0)
 
 
-def smooth_ap(
-    embeddings: Float[Array, "b d"],
-    labels: Labels,
-    *,
-    temperature: Scalar = 0.01,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[TiledPairOptions],
-) -> Float[Array, "..."]:
+@pair_loss(ops.mean, in_tiles=True)
+def smooth_ap(batch: Batch, *, temperature: Scalar = 0.01) -> Array:
     """Computes Smooth-AP: one minus average precision, with sigmoids for the comparisons.
 
         1 - mean_p (1 + sum_P sigmoid_pj) / (1 + sum_{P and N} sigmoid_pj)
@@ -94,7 +80,6 @@ def smooth_ap(
     >>> print(f"{losses.smooth_ap(x, np.array([0, 1, 0, 1])):.3f}")
     0.208
     """
-    batch = prepare_tiles(embeddings, labels, **options)
 
     def precision(ranks, valid):
         rank_in_positives, rank = ranks
@@ -103,19 +88,17 @@ def smooth_ap(
     total, number = _sum_over_positives(
         precision, batch, temperature, with_self=True, among_positives=True
     )
-    return ops.reduce(reduce_fn, 1 - ops.divide(total, number), number > 0)
+    return batch.reduce(1 - ops.divide(total, number), number > 0)
 
 
+@pair_loss(ops.mean, in_tiles=True)
 def recall_at_k(
-    embeddings: Float[Array, "b d"],
-    labels: Labels,
+    batch: Batch,
     *,
     ks: tuple[int, ...] = (1, 2, 4, 8, 16),
     rank_temperature: Scalar = 1.0,
     k_temperature: Scalar = 0.01,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[TiledPairOptions],
-) -> Float[Array, "..."]:
+) -> Array:
     """Computes one minus recall at k, with sigmoids for both comparisons, averaged over `ks`.
 
         1 - mean_k min(k, sum_P sigmoid((k - r_p) / rank_temperature)) / min(k, |P|)
@@ -137,7 +120,6 @@ def recall_at_k(
     0.324
     """
     check_ks(ks)
-    batch = prepare_tiles(embeddings, labels, **options)
     k_row = jnp.asarray(ks, batch.anchors.dtype)[None, :]
 
     def within_k(ranks, valid, k_row, rank_temperature):
@@ -147,18 +129,16 @@ def recall_at_k(
 
     total, number = _sum_over_positives(within_k, batch, k_temperature, k_row, rank_temperature)
     recall = ops.divide(jnp.minimum(total, k_row), jnp.minimum(number[:, None], k_row))
-    return ops.reduce(reduce_fn, 1 - jnp.mean(recall, axis=1), number > 0)
+    return batch.reduce(1 - jnp.mean(recall, axis=1), number > 0)
 
 
+@pair_loss(ops.mean)
 def pnp(
-    embeddings: Float[Array, "b d"],
-    labels: Labels,
+    batch: Batch,
     *,
     temperature: Scalar = 0.01,
     penalty_fn: Callable[[Array], Array] = pnp_penalties.o,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[PairOptions],
-) -> Float[Array, "..."]:
+) -> Array:
     """Computes PNP: penalizes the negatives that rank ahead of each positive.
 
         mean_p f(R_p) with R_p = sum_N sigmoid((s_n - s_p) / temperature)
@@ -177,7 +157,6 @@ def pnp(
     >>> print(f"{losses.pnp(x, np.array([0, 1, 0, 1])):.3f}")
     0.750
     """
-    batch = prepare(embeddings, labels, **options)
     positives, negatives = _positives_with_self(batch), batch.pairs.negatives
 
     def penalty(column, valid, logits, negatives):
@@ -187,17 +166,11 @@ def pnp(
     logits = batch.cosines() / temperature
     total = ops.sum_over_true(penalty, positives, logits, negatives)
     number = jnp.sum(positives, axis=1)
-    return ops.reduce(reduce_fn, ops.divide(total, number), number > 0)
+    return batch.reduce(ops.divide(total, number), number > 0)
 
 
-def histogram(
-    embeddings: Float[Array, "b d"],
-    labels: Labels,
-    *,
-    num_bins: int = 100,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[PairOptions],
-) -> Float[Array, "..."]:
+@pair_loss(ops.mean)
+def histogram(batch: Batch, *, num_bins: int = 100) -> Array:
     """Computes the histogram loss: the probability that a positive is less alike than a negative.
 
         sum_r h-_r sum_{q <= r} h+_q
@@ -217,7 +190,6 @@ def histogram(
     0.750
     """
     _check_bins(num_bins)
-    batch = prepare(embeddings, labels, **options)
     positives, negatives = batch.pairs
     has_both_kinds = (jnp.any(positives, axis=1) & jnp.any(negatives, axis=1))[:, None]
     positives, negatives = positives & has_both_kinds, negatives & has_both_kinds
@@ -225,7 +197,7 @@ def histogram(
         # Every unordered pair now counts twice, which does not change shares and means.
         positives, negatives = positives | positives.T, negatives | negatives.T
     cosines = batch.cosines()
-    return ops.reduce(reduce_fn, _shares_below(cosines, positives, num_bins), negatives)
+    return batch.reduce(_shares_below(cosines, positives, num_bins), negatives)
 
 
 def check_ks(ks: Sequence[int]) -> None:
@@ -353,7 +325,7 @@ def _sum_in_tiles(fn, batch, temperature, params, with_self, kinds):
         return positives, positives | negatives
 
     def of_round(i, valid, rows, columns, temperature, has_positive, number_in_class, params):
-        batch = Batch(rows, rows if within_batch else columns, None, tile)
+        batch = Batch(rows, rows if within_batch else columns, tile=tile)
         of_round = i[0] * _RANKED_AT_ONCE + jnp.arange(_RANKED_AT_ONCE)
 
         def logits_of(block, temperature, of_round):
@@ -376,7 +348,7 @@ def _sum_in_tiles(fn, batch, temperature, params, with_self, kinds):
 
     rows, columns = batch.rows, batch.columns
     (number,) = batch.fold(lambda block: (count(block.pairs.positives),))
-    (number_in_class,) = Batch(columns, columns, None, tile).fold(numbers)
+    (number_in_class,) = Batch(columns, columns, tile=tile).fold(numbers)
     number_in_class = number_in_class.astype(jnp.int32)
     last = jnp.max(jnp.where(columns.where, number_in_class, 0))
     firsts = jnp.arange(0, len(columns.where), _RANKED_AT_ONCE)

@@ -8,20 +8,14 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from dmljax import ops
-from dmljax.losses._common import matrix, row_mask
+from dmljax.losses._common import Batch, prepare_vectors, vector_loss
 from dmljax.ops import Array, ReduceFn
 
 __all__ = ["center_invariant", "lp", "regular_face", "sparse_centers", "zero_mean"]
 
 
-def lp(
-    x: Float[Array, "*n d"],
-    *,
-    p: float = 2.0,
-    power: float = 1.0,
-    where: Bool[Array, "*n"] | None = None,
-    reduce_fn: ReduceFn | None = ops.mean,
-) -> Float[Array, "..."]:
+@vector_loss
+def lp(batch: Batch, *, p: float = 2.0, power: float = 1.0) -> Array:
     """Computes the Lp norm of vectors, to a power: keeps vectors short.
 
     |x|_p ^ power per vector x.
@@ -35,18 +29,14 @@ def lp(
     """
     if not 0 < p < math.inf:
         raise ValueError(f"p must be positive and finite, not {p}")
-    x, where = _vectors(x, where)
+    x = batch.anchors
     magnitudes = jnp.where(x == 0, 0, jnp.abs(x))  # gradient 0 at 0, for p = 1 too
     sums = jnp.sum(ops.power(magnitudes, p), axis=1)
-    return ops.reduce(reduce_fn, ops.power(sums, power / p), where)
+    return batch.reduce(ops.power(sums, power / p), batch.where)
 
 
-def zero_mean(
-    x: Float[Array, "*n d"],
-    *,
-    where: Bool[Array, "*n"] | None = None,
-    reduce_fn: ReduceFn | None = ops.mean,
-) -> Float[Array, "..."]:
+@vector_loss
+def zero_mean(batch: Batch) -> Array:
     """Computes the absolute sum of each vector's entries: keeps vectors balanced around 0.
 
     |sum_d x_d| per vector x.
@@ -54,16 +44,11 @@ def zero_mean(
     >>> print(f"{losses.zero_mean(np.array([[3, 4], [1, 0]], np.float32)):.3f}")
     4.000
     """
-    x, where = _vectors(x, where)
-    return ops.reduce(reduce_fn, jnp.abs(jnp.sum(x, axis=1)), where)
+    return batch.reduce(jnp.abs(jnp.sum(batch.anchors, axis=1)), batch.where)
 
 
-def center_invariant(
-    x: Float[Array, "*n d"],
-    *,
-    where: Bool[Array, "*n"] | None = None,
-    reduce_fn: ReduceFn | None = ops.mean,
-) -> Float[Array, "..."]:
+@vector_loss
+def center_invariant(batch: Batch) -> Array:
     """Computes the squared deviation of squared lengths from their mean: evens out lengths.
 
     (|x|^2 - mean |x|^2)^2 / 4 per vector x.
@@ -74,18 +59,13 @@ def center_invariant(
     >>> print(f"{losses.center_invariant(np.array([[3, 4], [1, 0]], np.float32)):.3f}")
     36.000
     """
-    x, where = _vectors(x, where)
-    squares = jnp.sum(x * x, axis=1)
-    deviations = squares - ops.divide(*ops.mean(squares, where))
-    return ops.reduce(reduce_fn, deviations**2 / 4, where)
+    squares = jnp.sum(batch.anchors**2, axis=1)
+    deviations = squares - ops.divide(*ops.mean(squares, batch.where))
+    return batch.reduce(deviations**2 / 4, batch.where)
 
 
-def regular_face(
-    x: Float[Array, "*n d"],
-    *,
-    where: Bool[Array, "*n"] | None = None,
-    reduce_fn: ReduceFn | None = ops.mean,
-) -> Float[Array, "..."]:
+@vector_loss
+def regular_face(batch: Batch) -> Array:
     """Computes the cosine of each vector with the nearest other vector: spreads proxies.
 
     max_{j != i} cos(x_i, x_j) per vector x_i. A single vector has no entry.
@@ -96,11 +76,11 @@ def regular_face(
     >>> print(f"{losses.regular_face(np.array([[3, 4], [1, 0]], np.float32)):.3f}")
     0.600
     """
-    x, where = _vectors(x, where)
+    x, where = batch.anchors, batch.where
     others = where[:, None] & where[None, :] & ~jnp.eye(len(x), dtype=bool)
     has_other = jnp.any(others, axis=1)
     nearest = jnp.max(ops.cosine_similarity(x, x), axis=1, where=others, initial=-jnp.inf)
-    return ops.reduce(reduce_fn, jnp.where(has_other, nearest, 0), has_other)
+    return batch.reduce(jnp.where(has_other, nearest, 0), has_other)
 
 
 def sparse_centers(
@@ -124,20 +104,10 @@ def sparse_centers(
     if proxies.ndim != 3:
         raise ValueError(f"proxies must be [c k d], not of shape {proxies.shape}")
     classes, centers, _ = proxies.shape
-    x, where = _vectors(proxies, where)
-    x = ops.normalize(x).reshape(proxies.shape)
+    batch = prepare_vectors(proxies, where=where)
+    where, x = batch.where, ops.normalize(batch.anchors).reshape(proxies.shape)
     where = where.reshape(classes, centers)
     # Centers do merge: `ops.euclidean` is exact for close pairs and has gradient 0 at distance 0.
     distances = jax.vmap(lambda x: ops.euclidean(x, x))(x)  # [c k k]
     pairs = where[:, :, None] & where[:, None, :] & ~np.eye(centers, dtype=bool)[None]
     return ops.reduce(reduce_fn, distances / 2, pairs)
-
-
-def _vectors(x: Array, where: Array | None) -> tuple[Array, Array]:
-    """Returns all vectors as one matrix, with 0 in those that do not count, and their mask."""
-    x = jnp.asarray(x)
-    if where is not None and np.shape(where) != x.shape[:-1]:
-        raise ValueError(f"where must be bool {list(x.shape[:-1])}, not {list(np.shape(where))}")
-    x = matrix("x", x.reshape(-1, x.shape[-1]) if x.ndim > 2 else x)
-    where = row_mask(None if where is None else jnp.reshape(where, -1), x)
-    return jnp.where(where[:, None], x, 0), where

@@ -7,7 +7,7 @@ array of size b^3 is stored. Only `reduce_fn=None` returns such an array, [b n n
 
 import functools
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Float
 
 from dmljax import ops
-from dmljax.losses._common import PairOptions, mask_rows, prepare, radians
-from dmljax.ops import Array, DistanceFn, Labels, Pairs, ReduceFn, Scalar, Triplets
+from dmljax.losses._common import Batch, mask_rows, pair_loss, radians
+from dmljax.ops import Array, DistanceFn, ReduceFn, Scalar, Triplets
 from dmljax.ops.reductions import total_and_count
 from dmljax.ops.types import check_function
 
@@ -30,15 +30,10 @@ __all__ = [
 ]
 
 
+@pair_loss(ops.mean_of_active)
 def triplet(
-    embeddings: Float[Array, "b d"],
-    labels: Labels,
-    *,
-    margin: Scalar = 0.05,
-    distance_fn: DistanceFn = ops.unit_euclidean,
-    reduce_fn: ReduceFn | None = ops.mean_of_active,
-    **options: Unpack[PairOptions],
-) -> Float[Array, "..."]:
+    batch: Batch, *, margin: Scalar = 0.05, distance_fn: DistanceFn = ops.unit_euclidean
+) -> Array:
     """Computes the triplet loss: a positive must be nearer than a negative by a margin.
 
         [d_ap - d_an + margin]+
@@ -57,24 +52,18 @@ def triplet(
     >>> print(f"{losses.triplet(x, np.array([0, 1, 0, 1])):.3f}")
     0.744
     """
-    batch = prepare(embeddings, labels, **options)
     distances = distance_fn(batch.anchors, batch.references)
 
     def entries(d_ap, d_an, d_pn):
         return jax.nn.relu(d_ap - d_an + margin)
 
-    return _over_triplets([entries], reduce_fn, batch.mined, distances, None)
+    return _over_triplets(batch, [entries], distances)
 
 
+@pair_loss(ops.mean_of_active)
 def smooth_triplet(
-    embeddings: Float[Array, "b d"],
-    labels: Labels,
-    *,
-    margin: Scalar = 0.05,
-    distance_fn: DistanceFn = ops.unit_euclidean,
-    reduce_fn: ReduceFn | None = ops.mean_of_active,
-    **options: Unpack[PairOptions],
-) -> Float[Array, "..."]:
+    batch: Batch, *, margin: Scalar = 0.05, distance_fn: DistanceFn = ops.unit_euclidean
+) -> Array:
     """Computes the triplet loss with a soft margin: softplus instead of the hinge.
 
         log(1 + exp(d_ap - d_an + margin))
@@ -92,24 +81,18 @@ def smooth_triplet(
     >>> print(f"{losses.smooth_triplet(x, np.array([0, 1, 0, 1])):.3f}")
     0.987
     """
-    batch = prepare(embeddings, labels, **options)
     distances = distance_fn(batch.anchors, batch.references)
 
     def entries(d_ap, d_an, d_pn):
         return jax.nn.softplus(d_ap - d_an + margin)
 
-    return _over_triplets([entries], reduce_fn, batch.mined, distances, None)
+    return _over_triplets(batch, [entries], distances)
 
 
+@pair_loss(ops.mean_of_active)
 def swap_triplet(
-    embeddings: Float[Array, "b d"],
-    labels: Labels,
-    *,
-    margin: Scalar = 0.05,
-    distance_fn: DistanceFn = ops.unit_euclidean,
-    reduce_fn: ReduceFn | None = ops.mean_of_active,
-    **options: Unpack[PairOptions],
-) -> Float[Array, "..."]:
+    batch: Batch, *, margin: Scalar = 0.05, distance_fn: DistanceFn = ops.unit_euclidean
+) -> Array:
     """Computes the triplet loss with the anchor swap: d_an becomes min(d_an, d_pn).
 
         [d_ap - min(d_an, d_pn) + margin]+
@@ -127,7 +110,6 @@ def swap_triplet(
     >>> print(f"{losses.swap_triplet(x, np.array([0, 1, 0, 1])):.3f}")
     0.832
     """
-    batch = prepare(embeddings, labels, **options)
     references = batch.references
     distances = distance_fn(batch.anchors, references)
     between = distances if batch.within_batch else distance_fn(references, references)
@@ -135,19 +117,17 @@ def swap_triplet(
     def entries(d_ap, d_an, d_pn):
         return jax.nn.relu(d_ap - jnp.minimum(d_an, d_pn) + margin)
 
-    return _over_triplets([entries], reduce_fn, batch.mined, distances, between)
+    return _over_triplets(batch, [entries], distances, between)
 
 
+@pair_loss(ops.mean_of_active)
 def margin(
-    embeddings: Float[Array, "b d"],
-    labels: Labels,
+    batch: Batch,
     *,
     margin: Scalar = 0.2,
     beta: Scalar | Float[Array, "c"] = 1.2,
     distance_fn: DistanceFn = ops.unit_euclidean,
-    reduce_fn: ReduceFn | None = ops.mean_of_active,
-    **options: Unpack[PairOptions],
-) -> Float[Array, "..."]:
+) -> Array:
     """Computes the margin loss: positives nearer than a learned boundary, negatives farther.
 
         [d_ap - beta + margin]+ + [beta - d_an + margin]+
@@ -168,9 +148,9 @@ def margin(
     >>> print(f"{losses.margin(x, np.array([0, 1, 0, 1])):.3f}")
     0.528
     """
-    batch = prepare(embeddings, labels, **options)
     beta = jnp.asarray(beta, batch.anchors.dtype)
     if beta.ndim:
+        labels = batch.labels
         if isinstance(labels, ops.Pairs) or np.ndim(labels) != 1:
             raise ValueError("beta per class needs integer labels [b]")
         if beta.ndim > 1:
@@ -178,9 +158,8 @@ def margin(
         if beta.size == 1:
             beta = beta[0]
         else:
-            beta, _, _ = mask_rows(
-                beta[jnp.asarray(labels)][:, None], labels, len(beta), options.get("where")
-            )
+            of_rows = beta[jnp.asarray(labels)][:, None]
+            beta, _, _ = mask_rows(of_rows, labels, len(beta), batch.where)
     # The terms need only d - beta.
     shifted = distance_fn(batch.anchors, batch.references) - beta
 
@@ -190,18 +169,13 @@ def margin(
     def push(d_ap, d_an, d_pn):
         return jax.nn.relu(margin - d_an) + 0 * d_ap
 
-    return _over_triplets([pull, push], reduce_fn, batch.mined, shifted, None)
+    return _over_triplets(batch, [pull, push], shifted)
 
 
+@pair_loss(ops.mean)
 def semihard_triplet(
-    embeddings: Float[Array, "b d"],
-    labels: Labels,
-    *,
-    margin: Scalar = 1.0,
-    distance_fn: DistanceFn = ops.squared_euclidean,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[PairOptions],
-) -> Float[Array, "..."]:
+    batch: Batch, *, margin: Scalar = 1.0, distance_fn: DistanceFn = ops.squared_euclidean
+) -> Array:
     """Computes the triplet loss with the nearest negative beyond the positive of each pair.
 
         [d_ap - d_an + margin]+
@@ -220,7 +194,6 @@ def semihard_triplet(
     >>> print(f"{losses.semihard_triplet(x, np.array([0, 1, 0, 1])):.3f}")
     1.100
     """
-    batch = prepare(embeddings, labels, **options)
     positives, negatives = batch.pairs
     distances = distance_fn(batch.anchors, batch.references)
     farthest = jnp.max(distances, axis=1, where=negatives, initial=-jnp.inf)
@@ -234,17 +207,11 @@ def semihard_triplet(
 
     positives = positives & jnp.any(negatives, axis=1)[:, None]
     farthest = jnp.where(jnp.isneginf(farthest), 0, farthest)
-    return _over_positives(entries, reduce_fn, positives, distances, negatives, farthest)
+    return _over_positives(entries, batch.reduce_fn, positives, distances, negatives, farthest)
 
 
-def angular(
-    embeddings: Float[Array, "b d"],
-    labels: Labels,
-    *,
-    alpha: Scalar = 40.0,
-    reduce_fn: ReduceFn | None = ops.mean,
-    **options: Unpack[PairOptions],
-) -> Float[Array, "..."]:
+@pair_loss(ops.mean)
+def angular(batch: Batch, *, alpha: Scalar = 40.0) -> Array:
     """Computes the angular loss: bounds the angle at the negative of every triplet.
 
         log(1 + sum_N exp(4 tan^2(alpha) (a + p).n - 2 (1 + tan^2(alpha)) a.p))
@@ -260,7 +227,6 @@ def angular(
     >>> print(f"{losses.angular(x, np.array([0, 1, 0, 1])):.3f}")
     3.995
     """
-    batch = prepare(embeddings, labels, **options)
     positives, negatives = batch.pairs
     anchors = ops.normalize(batch.anchors)
     references = anchors if batch.within_batch else ops.normalize(batch.references)
@@ -275,15 +241,11 @@ def angular(
         return jax.nn.softplus(ops.logsumexp(logits, where=negatives))
 
     positives = positives & jnp.any(negatives, axis=1)[:, None]
-    return _over_positives(entries, reduce_fn, positives, cosines, between, negatives)
+    return _over_positives(entries, batch.reduce_fn, positives, cosines, between, negatives)
 
 
 def _over_triplets(
-    entry_fns: list[Callable],
-    reduce_fn: ReduceFn | None,
-    mined: Pairs | Triplets,
-    distances: Array,
-    between: Array | None,
+    batch: Batch, entry_fns: list[Callable], distances: Array, between: Array | None = None
 ) -> Array:
     """Reduces the entries `f(d_ap, d_an, d_pn)` of each function over all mined triplets, and adds.
 
@@ -292,6 +254,7 @@ def _over_triplets(
     """
     unit_distances: Any
     select_fn: Callable | None
+    reduce_fn, mined = batch.reduce_fn, batch.mined
     if isinstance(mined, Triplets):
         (positives, negatives), unit_distances, select_fn = mined
         square = unit_distances.shape[0] == unit_distances.shape[1]

@@ -8,22 +8,15 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from dmljax import ops
-from dmljax.losses._common import prepare_views
-from dmljax.ops import Array, ReduceFn, Scalar
+from dmljax.losses._common import Batch, prepare_views, view_loss
+from dmljax.ops import Array, Scalar
 from dmljax.ops.fold import LogSumExp, OfColumns, Sum
 
 __all__ = ["clip", "siglip", "vicreg"]
 
 
-def clip(
-    embeddings: Float[Array, "b d"],
-    other: Float[Array, "b d"],
-    *,
-    temperature: Scalar = 0.07,
-    where: Bool[Array, "b"] | None = None,
-    reduce_fn: ReduceFn | None = ops.mean,
-    tile: int | None = None,
-) -> Float[Array, "..."]:
+@view_loss
+def clip(batch: Batch, *, temperature: Scalar = 0.07) -> Array:
     """Computes the CLIP loss, or symmetric InfoNCE: rows find their match, in both directions.
 
         -(log softmax_j(s_ij / temperature)_i + log softmax_j(s_ji / temperature)_i) / 2
@@ -40,7 +33,6 @@ def clip(
     >>> print(f"{losses.clip(x, np.array([[0.8, 0.6], [0, 1]], np.float32)):.3f}")
     0.015
     """
-    batch = prepare_views(embeddings, other, where, tile)
 
     def terms(block, temperature):
         logits = block.cosines() / temperature
@@ -50,19 +42,11 @@ def clip(
 
     *normalizers, match = batch.fold(terms, temperature)
     entries = sum(jax.nn.softplus(normalizer - match) for normalizer in normalizers)
-    return ops.reduce(reduce_fn, entries / 2, batch.where)
+    return batch.reduce(entries / 2, batch.where)
 
 
-def siglip(
-    embeddings: Float[Array, "b d"],
-    other: Float[Array, "b d"],
-    *,
-    scale: Scalar = 10.0,
-    bias: Scalar = -10.0,
-    where: Bool[Array, "b"] | None = None,
-    reduce_fn: ReduceFn | None = ops.mean,
-    tile: int | None = None,
-) -> Float[Array, "..."]:
+@view_loss
+def siglip(batch: Batch, *, scale: Scalar = 10.0, bias: Scalar = -10.0) -> Array:
     """Computes the SigLIP loss: each pair of rows is classified by itself as a match or not.
 
         sum_j softplus(-z_ij (scale s_ij + bias))
@@ -81,7 +65,6 @@ def siglip(
     >>> print(f"{losses.siglip(x, np.array([[0.8, 0.6], [0, 1]], np.float32)):.3f}")
     1.419
     """
-    batch = prepare_views(embeddings, other, where, tile)
 
     def terms(block, scale, bias):
         logits = scale * block.cosines() + bias
@@ -89,7 +72,7 @@ def siglip(
         return (Sum(jax.nn.softplus(jnp.where(matches, -logits, logits)), matches | others),)
 
     (entries,) = batch.fold(terms, scale, bias)
-    return ops.reduce(reduce_fn, entries, batch.where)
+    return batch.reduce(entries, batch.where)
 
 
 def vicreg(
@@ -124,7 +107,7 @@ def vicreg(
     >>> print(f"{losses.vicreg(x, np.array([[0.8, 0.6], [0, 1]], np.float32)):.3f}")
     13.631
     """
-    batch = prepare_views(embeddings, other, where)
+    batch = prepare_views(embeddings, other, where=where)
     x, y, where = batch.anchors, batch.references, batch.where
     count = jnp.sum(where, dtype=x.dtype)
     squared_difference = ops.reduce(ops.mean, jnp.mean((x - y) ** 2, axis=1), where)

@@ -9,7 +9,6 @@ from dmljax.ops.types import Array
 
 __all__ = [
     "acos",
-    "log_1_plus_sum_exp",
     "logsumexp",
     "matmul",
     "norm",
@@ -84,14 +83,6 @@ def logsumexp(
     total = total + jax.lax.stop_gradient(jnp.where(finite, jnp.maximum(1 - total, 0), 0))
     result = jnp.where(any_counts, jnp.log(jnp.where(any_counts, total, 1)) + peak, 0)
     return result if keepdims else jnp.squeeze(result, axis)
-
-
-def log_1_plus_sum_exp(
-    x: Float[Array, "..."], *, where: Bool[Array, "..."], axis: int = -1
-) -> jax.Array:
-    """Computes log(1 + sum(exp(x))) along `axis`, over entries where `where` is True; else 0."""
-    totals = jax.nn.softplus(logsumexp(x, where=where, axis=axis))
-    return jnp.where(jnp.any(where, axis=axis), totals, 0)
 
 
 def norm(x: Float[Array, "*b d"]) -> Float[Array, "*b"]:
