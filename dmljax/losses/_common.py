@@ -26,6 +26,7 @@ class Block(NamedTuple):
     columns: Side
     within_batch: bool  # no row is paired with itself
     known_pairs: Pairs | None = None
+    memo: dict | None = None  # keeps the cosines of all pairs, so that they are computed once
 
     @property
     def pairs(self) -> Pairs:
@@ -42,7 +43,14 @@ class Block(NamedTuple):
 
     def cosines(self) -> Array:
         """Returns the cosine of every row and column: `[r t]`."""
-        return ops.cosine_similarity(self.rows.vectors, self.columns.vectors)
+        memo = {} if self.memo is None else self.memo
+        if "cosines" not in memo:
+            memo["cosines"] = ops.cosine_similarity(self.rows.vectors, self.columns.vectors)
+        return memo["cosines"]
+
+    def same_positions(self) -> Array:
+        """Marks the pairs of a row and a column with the same index: `[r t]`."""
+        return self.rows.positions[:, None] == self.columns.positions[None, :]
 
 
 class Batch(NamedTuple):
@@ -58,6 +66,7 @@ class Batch(NamedTuple):
     reduce_fn: ReduceFn | None = None
     tile: int | None = None
     has_whole_columns: bool = False  # see `ops.fold`
+    memo: dict | None = None  # see `Block`
 
     @property
     def anchors(self) -> Array:
@@ -95,10 +104,10 @@ class Batch(NamedTuple):
         `of_rows` are arrays `[b ...]` that become `block.rows.extra`, and so are `of_columns`.
         """
         within_batch, rows, columns = self.within_batch, self.rows, self.columns
-        pairs = None if self.mined is None else self.pairs
+        pairs, memo = None if self.mined is None else self.pairs, self.memo
 
         def terms(rows, columns, *params):
-            return terms_fn(Block(rows, columns, within_batch, pairs), *params)
+            return terms_fn(Block(rows, columns, within_batch, pairs, memo), *params)
 
         if of_rows is not None:
             rows = rows._replace(extra=of_rows)
@@ -115,7 +124,7 @@ class Batch(NamedTuple):
             _check_reduces_tiles(self.reduce_fn)
         elif self.reduce_fn is None:
             rows = self.rows._replace(extra=of_rows)
-            block = Block(rows, self.columns, self.within_batch, self.pairs)
+            block = Block(rows, self.columns, self.within_batch, self.pairs, self.memo)
             return tuple(jnp.where(where, x, 0) for x, where in entries_fn(block, *params))
 
         def terms(block, *params):
@@ -189,7 +198,7 @@ def prepare(
     rows = columns = Side(anchors, None, where, None)
     if not within_batch:
         columns = Side(references, None, None, None)
-    return Batch(rows, columns, pairs, labels, reduce_fn)
+    return Batch(rows, columns, pairs, labels, reduce_fn, memo={})
 
 
 def prepare_views(

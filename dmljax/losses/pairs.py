@@ -213,11 +213,10 @@ def circle(batch: Batch, *, margin: Scalar = 0.4, gamma: Scalar = 80.0) -> Array
         constants = jax.lax.stop_gradient(cosines)
         pull = -gamma * jax.nn.relu(1 + margin - constants) * (cosines - 1 + margin)
         push = gamma * jax.nn.relu(constants + margin) * (cosines - margin)
-        soft_maxima = LogSumExp(pull, positives), LogSumExp(push, negatives)
-        return *soft_maxima, count(positives), count(negatives)
+        return LogSumExp(pull, positives), LogSumExp(push, negatives)
 
-    pull, push, positives, negatives = batch.fold(terms, margin, gamma)
-    has_both_kinds = (positives > 0) & (negatives > 0)
+    pull, push = batch.fold(terms, margin, gamma)
+    has_both_kinds = ~jnp.isneginf(pull) & ~jnp.isneginf(push)
     return batch.reduce(jax.nn.softplus(pull + push), has_both_kinds)
 
 

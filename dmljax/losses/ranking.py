@@ -319,8 +319,8 @@ def _sum_in_tiles(fn, batch, temperature, params, with_self, kinds):
     def positives_of(block):
         positives, negatives = block.pairs
         if with_self:
-            is_itself = block.rows.positions[:, None] == block.columns.positions[None, :]
-            is_itself &= block.rows.where[:, None] & block.columns.where[None, :]
+            is_itself = block.rows.where[:, None] & block.columns.where[None, :]
+            is_itself &= block.same_positions()
             positives = positives | (is_itself & block.rows.extra[0][:, None])
         return positives, positives | negatives
 

@@ -68,8 +68,8 @@ def siglip(batch: Batch, *, scale: Scalar = 10.0, bias: Scalar = -10.0) -> Array
 
     def terms(block, scale, bias):
         logits = scale * block.cosines() + bias
-        matches, others = block.pairs
-        return (Sum(jax.nn.softplus(jnp.where(matches, -logits, logits)), matches | others),)
+        entries = jax.nn.softplus(jnp.where(block.same_positions(), -logits, logits))
+        return (Sum(entries, jnp.broadcast_to(block.columns.where[None, :], entries.shape)),)
 
     (entries,) = batch.fold(terms, scale, bias)
     return batch.reduce(entries, batch.where)
