@@ -1,4 +1,4 @@
-"""Sums of losses, a loss of nested prefixes, and statistics to log beside a loss."""
+"""Sums of losses, a loss of nested prefixes, and statistics to log with a loss."""
 
 import functools
 import inspect
@@ -138,9 +138,9 @@ def stats(
 
     * `positive_distance`, `negative_distance`: means over pairs. If both are near 0, the
       embeddings have collapsed into a point.
-    * `active_triplets`: the share of all triplets with d_ap - d_an + margin > 0. It is 1 for a loss
+    * `active_triplets`: the fraction of all triplets with d_ap - d_an + margin > 0. It is 1 for a loss
       that stays at its margin, and 0 for one that has nothing left to learn.
-    * `active_positives`, `active_negatives`: the share of the pairs that are part of such a
+    * `active_positives`, `active_negatives`: the fraction of the pairs that are part of such a
       triplet.
 
     Args:

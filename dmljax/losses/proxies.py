@@ -141,7 +141,7 @@ def sphereface(batch: Batch, *, margin: int = 4, scale: Scalar = 1.0) -> Array:
 
     Args:
         margin: Factor of the angle: a whole number from 1. It is neither an array nor follows a
-            schedule, because psi has as many pieces as it says.
+            schedule, because it sets the number of pieces of psi.
         scale: Scale of the logits.
 
     >>> x, labels = np.array([[1, 0], [0.8, 0.6]], np.float32), np.array([0, 1])
@@ -167,7 +167,7 @@ def large_margin_softmax(batch: Batch, *, margin: int = 4, scale: Scalar = 1.0) 
 
     Args:
         margin: Factor of the angle: a whole number from 1. It is neither an array nor follows a
-            schedule, because psi has as many pieces as it says.
+            schedule, because it sets the number of pieces of psi.
         scale: Scale of the logits.
 
     >>> x, labels = np.array([[1, 0], [0.8, 0.6]], np.float32), np.array([0, 1])
@@ -247,7 +247,7 @@ def proxy_nca(batch: Batch, *, scale: Scalar = 1.0) -> Array:
 
     per row, with the Euclidean distances d between unit embedding and unit proxies and the row's
     class y. The denominator contains the proxy of the row's class, as in all published code; the
-    paper's formula leaves it out and has no lower bound.
+    paper's formula leaves it out and is unbounded from below.
 
     Reference: Movshovitz-Attias et al., No Fuss Distance Metric Learning Using Proxies, ICCV 2017,
     arXiv:1703.07464.

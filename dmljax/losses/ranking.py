@@ -259,8 +259,10 @@ def _positives_with_self(batch: Batch) -> Array:
 
 
 def _ahead(logits, column):
-    """How far each reference ranks ahead of the one in `column`, from 0 to 1; and whether it is
-    another reference."""
+    """Returns how far each reference ranks ahead of the one in `column`, from 0 to 1.
+
+    Also marks the references other than that one.
+    """
     ahead = jax.nn.sigmoid(logits - ops.take_column(logits, column))
     return ahead, jnp.arange(logits.shape[1])[None, :] != column[:, None]
 
@@ -285,7 +287,7 @@ def _sum_over_positives(
 
 
 def _sum_in_rounds(fn, batch, temperature, params, with_self, kinds):
-    """Ranks the first positive of all rows, then the second one, and so on."""
+    """Sums over the first positive of all rows, then over the second one, and so on."""
     positives = _positives_with_self(batch) if with_self else batch.pairs.positives
 
     def of_round(column, valid, logits, masks, params):

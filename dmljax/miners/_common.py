@@ -66,7 +66,7 @@ def top(scores, where, count):
     """Marks the `count [r]` largest of the `scores [r m]` in each row of `where`.
 
     NaN is larger than all numbers; of equal scores, the first are taken. The threshold is found bit
-    by bit, in as many passes as a float has bits. On all devices that is much faster than sorting.
+    by bit, in one pass for each bit of a float. On all devices that is much faster than sorting.
     """
     bits = 8 * scores.dtype.itemsize
     unsigned = jnp.dtype(f"uint{bits}")

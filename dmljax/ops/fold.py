@@ -158,7 +158,7 @@ def fold(
 
 
 class _Terms:
-    """The terms of a tile, and the order of those of rows, of columns, and of totals."""
+    """The terms of a tile, and which of them belong to rows, to columns, or to totals."""
 
     def __init__(self, terms: Iterable):
         terms = tuple(terms)

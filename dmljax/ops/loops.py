@@ -32,7 +32,7 @@ def while_true(mask: Bool[Array, "b n"], body: Callable, initial: Any) -> Any:
     """Loops over the True entries of all rows; returns the last value of `carry`.
 
     `body` runs once for the first True entries of all rows, then for the second ones, and so on.
-    `column` is n for a row that has no more True entries.
+    `column` is n for a row without further True entries.
     """
     first = next_true(mask, jnp.full(len(mask), -1, jnp.int32))
     return jax.lax.while_loop(lambda c: jnp.any(c[0] < mask.shape[1]), body, (first, initial))[1]
@@ -46,8 +46,7 @@ def take_column(matrix: Array, column: Integer[Array, "b"]) -> Array:
 def sum_over_true(fn: Callable, mask: Bool[Array, "b n"], *operands: Any) -> Any:
     """Sums `fn(column, valid, *operands)` over the first, second, ... True entry of all rows.
 
-    There are as many rounds as the fullest row of `mask` has True entries, which is decided at run
-    time. So a loss over triplets costs O(b n) memory and, with K images per class, O(b n K) time.
+    The fullest row of `mask` decides the number of rounds, at run time. So a loss over triplets costs O(b n) memory and, with K images per class, O(b n K) time.
 
     Args:
         fn: Gets `column [b]`, the place of this round's True entry in each row, and `valid [b]`,
@@ -186,7 +185,7 @@ def _key(value: Any) -> Any:
         return functools.partial, *map(_key, (value.func, value.args, *value.keywords.items()))
     package = getattr(value, "__module__", "").partition(".")[0]
     if not callable(value) or package not in ("dmljax", "jax"):
-        raise TypeError(f"{value!r} has no key")
+        raise TypeError(f"{value!r} cannot be compared")
     if not isinstance(value, types.FunctionType) or "<locals>" not in value.__qualname__:
         return value
     cells = [cell.cell_contents for cell in value.__closure__ or ()]
