@@ -46,7 +46,8 @@ def take_column(matrix: Array, column: Integer[Array, "b"]) -> Array:
 def sum_over_true(fn: Callable, mask: Bool[Array, "b n"], *operands: Any) -> Any:
     """Sums `fn(column, valid, *operands)` over the first, second, ... True entry of all rows.
 
-    The fullest row of `mask` decides the number of rounds, at run time. So a loss over triplets costs O(b n) memory and, with K images per class, O(b n K) time.
+    The fullest row of `mask` decides the number of rounds, at run time. So a loss over triplets
+    costs O(b n) memory and, with K images per class, O(b n K) time.
 
     Args:
         fn: Gets `column [b]`, the place of this round's True entry in each row, and `valid [b]`,
