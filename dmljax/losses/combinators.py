@@ -138,8 +138,8 @@ def stats(
 
     * `positive_distance`, `negative_distance`: means over pairs. If both are near 0, the
       embeddings have collapsed into a point.
-    * `active_triplets`: the fraction of all triplets with d_ap - d_an + margin > 0. It is 1 for a loss
-      that stays at its margin, and 0 for one that has nothing left to learn.
+    * `active_triplets`: the fraction of all triplets with d_ap - d_an + margin > 0. It is 1 for a
+      loss that stays at its margin, and 0 for one that has nothing left to learn.
     * `active_positives`, `active_negatives`: the fraction of the pairs that are part of such a
       triplet.
 
