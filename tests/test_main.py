@@ -56,7 +56,7 @@ def test_every_verb_explains_itself_without_starting_jax():
         (["train", "--config=glyphs", "--processes=x"], "argument --processes: invalid int value"),
         (["train", "--config=glyphs", "--processes=2"], "--coordinator and --process must be"),
         (["train", "--config=glyphs", "--workdir="], "--workdir= is empty: name the folder"),
-        (["train", "--config=glyphs", "--config.steps=1e9999"], "steps=inf is no duration"),
+        (["train", "--config=glyphs", "--config.steps=1e9999"], "steps=inf is not a duration"),
         (["study"], "study needs a verb and a file: dmljax study run"),
         (["study", "run", "a.py", "--workdir="], "--workdir= is empty: name the folder"),
         (["evaluate"], "needs --workdir, the folder of one run"),
