@@ -8,8 +8,7 @@ ArcFace in P@1, RP, MAP, MAP@R and MRR. It cut the rankings of MAP and MRR at th
 so do the columns here. Last epoch, three seeds.
 
 The pictures of the review show both embeddings of one seed side by side: run both rows with
-`--config.pictures=page` (`--dry-run` prints their folders), then `dmljax report TRIPLET ARCFACE`,
-or `dmljax.report.map([TRIPLET, ARCFACE])` in a notebook.
+`--config.pictures=page` (`--dry-run` prints their folders), then `dmljax report TRIPLET ARCFACE`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
     dmljax embed runs/glyphs --out=embeddings/
     dmljax embed runs/glyphs --out=embeddings/ --split=train --dtype=float16
-    dmljax embed runs/glyphs --out=embeddings/ --format=parquet
     dmljax embed runs/glyphs --out=embeddings/ --shard=3/8
     dmljax embed photos.bundle --images=list.parquet --out=vectors/ --shard=3/8
     dmljax embed --net=dinov2_s14 --weights=model.safetensors --images=photos/ --out=vectors/
@@ -10,8 +9,7 @@
     dmljax embed runs/cars_dvml --out=features/ --synthetic
 
 The folder gets embeddings.npy and items.safetensors: labels, and query, gallery and groups where
-the split has them; ids and class names are JSON in its metadata. --format=parquet also writes
-embeddings.parquet with a map, neighbors and images, for Embedding Atlas. --synthetic also writes
+the split has them; ids and class names are JSON in its metadata. --synthetic also writes
 the features of a run of dvml. --prefix=64 writes the first 64 numbers as unit vectors, where the
 run was trained with method.prefixes. An interrupted command continues when it is run again.
 
@@ -37,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     evaluate.add_checkpoint(parser)
     parser.add_argument("--out", help="folder to write")
     parser.add_argument("--dtype", default="float32", help="float32 (default) or float16")
-    parser.add_argument("--format", default="npy", help="npy (default) or parquet")
     parser.add_argument(
         "--prefix",
         type=int,
@@ -69,7 +66,6 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         split=arguments.split,
         step=arguments.step,
         dtype=arguments.dtype,
-        format=arguments.format,
         synthetic=arguments.synthetic,
         prefix=arguments.prefix,
         shard=shard,
@@ -86,7 +82,7 @@ def _embed_collection(arguments: argparse.Namespace, extras: Sequence[str]) -> i
             "--images=collection/ --out=vectors/"
         )
     run_only = {"--split": arguments.split != "test", "--step": arguments.step is not None}
-    run_only |= {"--dtype": arguments.dtype != "float32", "--format": arguments.format != "npy"}
+    run_only |= {"--dtype": arguments.dtype != "float32"}
     run_only |= {"--synthetic": arguments.synthetic, "--workdir": arguments.workdir is not None}
     if flags := [flag for flag, changed in run_only.items() if changed]:
         raise ValueError(f"{', '.join(flags)}: only for a run; --images is embedded by a bundle")

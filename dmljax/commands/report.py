@@ -7,16 +7,16 @@
     dmljax report --embeddings=new.npy --labels=y.npy --baseline=old.npy
                                                    is new.npy better than old.npy?
 
-A page is one file that opens in any browser, without a network; --text prints the same findings to
-the terminal. The test split of a run is embedded again, with the checkpoint that the run chose or
-with the checkpoint --step; --config.dataset.root=... says where its images are now. Data that have
-changed since the training are refused. A comparison reads what the runs have written:
-scores.safetensors and report.html. Labels are integers or names in a .npy file, lines of a .txt
-file, or items.safetensors of dmljax embed; the images of a folder belong to the embeddings in the
-order of their paths. --baseline names the embeddings of another model, such as before fine-tuning,
-of the same images in the same order; its dimensions may differ. Both are scored on the same
-queries, and if the new ones are worse, the first line says so. Embeddings are ranked by Euclidean
-distance; --distance=cosine ranks them by cosine, which differs unless all norms are equal.
+A page is one file that opens in any browser, without a network; --text prints its main numbers. The
+test split of a run is embedded again, with the checkpoint that the run chose or with the checkpoint
+--step; --config.dataset.root=... names the folder of its images. Data that have changed since the
+training are refused. A comparison reads the files that the runs have written: scores.safetensors
+and report.html. Labels are integers or names in a .npy file, lines of a .txt file, or
+items.safetensors of dmljax embed. The images of a folder belong to the embeddings in the order of
+their paths. --baseline names the embeddings of another model for the same images in the same order,
+such as those before fine-tuning; its dimensions may differ. Both are scored on the same queries. If
+the new embeddings are worse, the first line says so. Embeddings are ranked by Euclidean distance;
+--distance=cosine ranks them by cosine, which gives other ranks unless all norms are equal.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workdir", nargs="+", default=[], help="the same, as a flag")
     parser.add_argument("--step", type=int, help="the checkpoint; by default the selected one")
     add_trust(parser)
-    parser.add_argument("--text", action="store_true", help="print to the terminal")
+    parser.add_argument("--text", action="store_true", help="print the main numbers")
     parser.add_argument("--embeddings", help="a .npy file [items, dimensions], instead of a run")
     parser.add_argument("--labels", help="the labels of --embeddings")
     parser.add_argument("--baseline", help="embeddings to compare with, of the same images")
@@ -71,11 +71,11 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
                 "a comparison reads the scores that the runs have written: leave out --step and "
                 "--config. fields"
             )
-        if arguments.text:
-            print_comparison(folders)
-        else:
-            from dmljax.report import compare_page
+        from dmljax.report import compare_page, comparison, text
 
+        if arguments.text:
+            text.show(text.comparison(comparison.read(_by_name(folders))))
+        else:
             _say(compare_page.write(_by_name(folders)))
         return 0
     _of_run(folders[0], arguments, overrides)
@@ -138,17 +138,6 @@ def _of_run(folder: str, arguments: argparse.Namespace, overrides: Sequence[str]
         text.show(text.of_facts(run_page.facts_again(folder, pictures=False, **options)))
     else:
         _say(run_page.write_again(folder, **options))
-
-
-def print_comparison(folders: Sequence[str], *, score: str | None = None) -> None:
-    """Prints the comparison of runs with the first of them: of one score, or of all."""
-    from dmljax.report import comparison, text
-
-    result = comparison.read(_by_name(folders))
-    if score is not None:
-        check_known("--score: there is no", [score], result.scores)
-        result = result._replace(scores={score: result.scores[score]})
-    text.show(text.comparison(result))
 
 
 def _by_name(folders: Sequence[str], *, what: str = "run") -> dict[str, str]:

@@ -141,10 +141,9 @@ def _print(rows: Sequence[Any], result: Any) -> None:
     from dmljax.runs.zero_shot import seconds_text
 
     by_name = {row.name: row for row in rows}
-    facts = {
-        name: [f"{by_name[name].width:,}", seconds_text(by_name[name])] for name in result.runs
-    }
-    text.show(text.ranking(result, facts=facts, headings=("width", "s/image")))
+    scores = {name: result.scores[name] for name in ("R@1", "MAP@R")}
+    text.show(text.comparison(result._replace(scores=scores)))
     for name in result.runs:
         row = by_name[name]
-        print(f"{name}: {row.preprocessing}" + (f"; {row.license}" if row.license else ""))
+        about = f"{row.preprocessing}; {row.width:,} dimensions; {seconds_text(row)} s/image"
+        print(f"{name}: {about}" + (f"; {row.license}" if row.license else ""))

@@ -250,7 +250,7 @@ def hubs(data: Data, near: metrics.Neighborhoods) -> dict[str, Any]:
             }
         )
     note = (
-        "How often an image is among the ten nearest of a query is "
+        f"How often an image is among the {NEIGHBORS} nearest of a query is "
         f"{'skewed' if result.skewness > 1 else 'even'} here (skewness "
         f"{result.skewness:.2f}), and {100 * result.never_found:.1f} % of the images are "
         "never found. A diagnosis, not a fault."

@@ -19,7 +19,7 @@ from dmljax.report import diagnosis, diagnosis_items, projection, scores_file, s
 from dmljax.report.diagnosis import NEIGHBORS
 from dmljax.report.scores_file import QueryScores
 
-_SHOWN_NEIGHBORS = 8  # of a worst query, as many as `page.js` shows
+_SHOWN_NEIGHBORS = 8  # pictures of neighbors in a row of a worst query
 _WORST_WITH_PICTURES = 400
 _FEWEST_CLASSES_FOR_CONFUSIONS = 3
 COSINE_STEPS = 127.5  # a byte is (cosine + 1) * 127.5
@@ -46,11 +46,11 @@ class Items:
     hits: np.ndarray  # uint8 [n]
     first: np.ndarray  # uint32 [n]
     map_at_r: np.ndarray  # uint8 [n], 255 is 1
-    neighbors: np.ndarray  # [n 10]
-    similarities: np.ndarray  # uint8 [n 10]
+    neighbors: np.ndarray  # [n NEIGHBORS]
+    similarities: np.ndarray  # uint8 [n NEIGHBORS]
     best_own: np.ndarray  # [n]
-    found: np.ndarray  # uint16 [n]: how many queries have the image among their ten nearest
-    found_wrong: np.ndarray  # uint16 [n]: how many of these queries are of another class
+    found: np.ndarray  # uint16 [n]: count of queries with the image among their nearest
+    found_wrong: np.ndarray  # uint16 [n]: count of these queries that are of another class
     roles: np.ndarray | None = None  # uint8 [n]
     x: np.ndarray | None = None  # uint16 [n]
     y: np.ndarray | None = None
@@ -83,6 +83,9 @@ class Facts:
     run: Mapping[str, Any] | None = None
     map_note: str = ""
     level: str = metrics.level_text()
+    neighbors: int = NEIGHBORS
+    shown_neighbors: int = _SHOWN_NEIGHBORS
+    cosine_steps: float = COSINE_STEPS
     sheet_rows: Sequence[int] = ()
     faults: Sequence[Fault] = ()
     sheets: Sequence[bytes] = dataclasses.field(default=(), repr=False)
@@ -458,8 +461,8 @@ def _looks(facts: Facts, data: diagnosis.Data) -> list[dict[str, Any]]:
         look("check", text, items=[i for d in duplicates[:3] for i in (d["a"], d["b"])])
     if facts.items and (hub := _worst_hub(check.get("hubs", ()), facts.items)):
         text = (
-            f"One image is among the ten nearest of {hub['found']} queries, {hub['wrong']} of them "
-            "of another class: a "
+            f"One image is among the {NEIGHBORS} nearest of {hub['found']} queries, "
+            f"{hub['wrong']} of them of another class: a "
         )
         label = {"class": int(data.split.labels[hub["item"]])}
         look("check", text, label, ".", items=[hub["item"], *hub["queries"][:5]])
@@ -471,7 +474,7 @@ def _looks(facts: Facts, data: diagnosis.Data) -> list[dict[str, Any]]:
 def _worst_hub(hubs: Sequence[Mapping[str, Any]], items: Items) -> Mapping[str, Any] | None:
     """The first hub that is the nearest of two queries of other classes, if there is one.
 
-    Where classes are smaller than ten images, the ten nearest always hold images of other classes.
+    Where classes are smaller than `NEIGHBORS`, the nearest always hold images of other classes.
     """
     for hub in hubs:
         if np.sum((items.hits == 0) & (items.neighbors[:, 0] == hub["item"])) >= 2:

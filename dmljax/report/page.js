@@ -120,7 +120,7 @@
     const list = [];
     for (let r = 0; r < K; r++) {
       const j = items.neighbors[i * K + r];
-      if (j < NONE) list.push({ item: j, similarity: items.similarities[i * K + r] / 127.5 - 1 });
+      if (j < NONE) list.push({ item: j, similarity: items.similarities[i * K + r] / data.cosine_steps - 1 });
     }
     return list;
   };
@@ -661,7 +661,7 @@
     const fillKey = () => {
       key.textContent = {
         hits: "Blue discs: the nearest image is of the same class. Orange squares and dashed frames: it is not.",
-        found: "The darker orange, the more queries have the image among their ten nearest. Squares: the nearest image is of another class.",
+        found: `The darker orange, the more queries have the image among their ${data.neighbors} nearest. Squares: the nearest image is of another class.`,
         class: "Yellow: images of the chosen class; all others are gray. Squares: the nearest image is of another class.",
       }[mode] + (items.roles ? " Images of queries and of the gallery are shown alike; pictures are marked Q or G." : "");
     };
@@ -723,7 +723,7 @@
     const worstRow = (i) => el("li", { class: "row" },
       el("div", { class: "who" }, el("div", { class: "clamp" }, bdi(nameOf(items.labels[i]))), el("div", { class: "note" }, firstWords(i))),
       el("div", { class: "pics" }, thumb(i, { kind: "query", tag: "query" }), el("span", { class: "gap" }),
-        neighborsOf(i).slice(0, 8).map((n, r) => neighborThumb(i, n, r + 1)), el("span", { class: "gap" }), ownThumb(i)));
+        neighborsOf(i).slice(0, data.shown_neighbors).map((n, r) => neighborThumb(i, n, r + 1)), el("span", { class: "gap" }), ownThumb(i)));
     const fill = () => {
       const found = rows();
       list.replaceChildren(...found.slice(0, shown).map(worstRow));
@@ -867,7 +867,7 @@
     }
     if (check.hubs && check.hubs.length) {
       block("Found wrongly by many (hubs)", check.hubs_note, check.hubs.map((h) => () => el("div", { class: "pair" },
-        el("p", {}, el("b", {}, bdi(shortName(nameOf(items.labels[h.item])))), el("span", { class: "gray" }, `: among the ten nearest of ${plural(h.found, "query", "queries")}, ${grouped(h.wrong)} of them of another class`)),
+        el("p", {}, el("b", {}, bdi(shortName(nameOf(items.labels[h.item])))), el("span", { class: "gray" }, `: among the ${data.neighbors} nearest of ${plural(h.found, "query", "queries")}, ${grouped(h.wrong)} of them of another class`)),
         thumb(h.item, { kind: "query", tag: "hub", size: "s52" }), h.queries.map((q) => thumb(q, { kind: "wrong", tag: "✕", size: "s44", says: "finds it, " })))));
     }
     const notes = check.refusal ? [el("p", { class: "note" }, check.refusal)] : [];
@@ -1152,7 +1152,7 @@
     ["RP", "R-precision: share of the R nearest images that are of the class, where R is the number of other images of the class."],
     ["MAP@R", "Like RP, but hits near the top count more (Musgrave et al., 2020)."],
     ["range", `${data.level} bootstrap interval over classes: how far the score would move with other classes of the same kind. It does not contain the spread over training seeds.`],
-    ["hub", "An image that is among the ten nearest of unusually many queries."],
+    ["hub", `An image that is among the ${data.neighbors} nearest of unusually many queries.`],
     ["threshold, false match", "With a threshold on the cosine, a false match is a pair of two classes above it."],
     ["effective rank", "How many directions the embedding uses: the exponential of the entropy of its spectrum."],
     ["uniformity, alignment", "How evenly the embedding covers the sphere, and how close images of one class are (Wang & Isola, 2020); smaller is better for both."],

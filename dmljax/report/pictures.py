@@ -4,11 +4,12 @@ import pathlib
 
 import numpy as np
 from matplotlib import colormaps  # not later: matplotlib may change the environment at its import
+from matplotlib.figure import Figure
 from PIL import Image
 
 from dmljax.data.splits import Split
 from dmljax.files.writing import atomic_writer
-from dmljax.report import figures, projection
+from dmljax.report import projection
 
 
 def frame(embeddings: np.ndarray, split: Split, path: pathlib.Path, *, title: str) -> None:
@@ -27,7 +28,8 @@ def frame(embeddings: np.ndarray, split: Split, path: pathlib.Path, *, title: st
     positions = projection.map_positions(embeddings[rows], split.labels[rows]).positions
     low, high = positions.min(axis=0), positions.max(axis=0)
     positions = (positions - low) / np.maximum(high - low, 1e-12)
-    figure, axes = figures.figure(6.4, 5.6)
+    figure = Figure(figsize=(6.4, 5.6), layout="constrained")  # pyplot would change the backend
+    axes = figure.subplots()
     colors = colormaps["tab10" if len(chosen) <= 10 else "tab20"]
     for i, label in enumerate(chosen):
         of_class = positions[split.labels[rows] == label]

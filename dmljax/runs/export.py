@@ -14,14 +14,11 @@ import numpy as np
 from dmljax import vectors
 from dmljax.adapt import path_of
 from dmljax.data.prepare import MARKS
-from dmljax.data.records import Reader
-from dmljax.data.splits import Split, images_of, record_name, subset
+from dmljax.data.splits import Split, record_name, subset
 from dmljax.files import parts, reading
 from dmljax.files.writing import atomic_writer, make_folder, write_json
 from dmljax.hints import counted
-from dmljax.index import parquet as vector_files
 from dmljax.methods.base import Inspect
-from dmljax.report import atlas
 from dmljax.runs.folder import reopen, split_of
 from dmljax.train import optimizers
 from dmljax.train.evaluation import MAIN, Evaluator
@@ -39,7 +36,6 @@ def export(
     step: int | None = None,
     dtype: str = "float32",
     chunk: int = 4096,
-    format: str = "npy",
     synthetic: bool = False,
     prefix: int | None = None,
     shard: parts.Shard | None = None,
@@ -52,24 +48,19 @@ def export(
     the `synthetic_features` of the method, such as `z_invariant.npy` and `reconstruction.npy`, with
     one random sample for each image. `prefix` cuts the embeddings to their first numbers, see
     `Method.prefixes`. Works through `chunk` images at a time. An interrupted export continues with
-    the same call. With `format='parquet'`, there is also `embeddings.parquet`, which Embedding
-    Atlas shows: see `report.atlas`.
+    the same call.
 
     With `shard`, only its rows are embedded, into `out/part-I-of-N`; processes with the other
     shards, on this host or others, write their own parts and never wait for each other. The process
     that completes the last part completes `out/manifest.json`: see `files.parts`. The concatenated
     parts are bitwise equal to an export without `shard`, on the same hardware and batch size.
     """
-    if format not in ("npy", "parquet"):
-        raise ValueError(f"--format={format!r} is not known: npy (default) or parquet")
-    if format == "parquet":
-        vector_files.pyarrow()  # before the images are embedded
     if dtype not in ("float32", "float16"):
         raise ValueError(f"embeddings are written as float32 or float16, not {dtype}")
-    if shard is not None and (synthetic or format != "npy"):
+    if shard is not None and synthetic:
         raise ValueError(
-            f"--shard={shard} writes embeddings.npy only: random samples of --synthetic and the "
-            "map of --format=parquet depend on all rows; leave them out"
+            f"--shard={shard} writes embeddings.npy only: random samples of --synthetic depend on "
+            "all rows; leave --synthetic out"
         )
     run, state = reopen(workdir, step=step, overrides=overrides)
     if synthetic and (run.method.inspect or Inspect()).synthetic_features is None:
@@ -91,18 +82,6 @@ def export(
     make_folder(out)
     rows = range(len(images))
     names = embed_fn(out, rows=rows, task=task)
-    if format == "parquet":
-        reader = Reader(images_of(images), cache=False)
-        count = atlas.write(
-            out / "embeddings.parquet",
-            np.load(out / "embeddings.npy", mmap_mode="r"),
-            images,
-            ids=[record_name(images.records, i) for i in rows],
-            read_fn=lambda row: reader(int(row)),
-            seed=run.options.seed,
-            devices=run.shards.mesh.local_devices,
-        )
-        print(f"{out / 'embeddings.parquet'}: {count:,} rows for Embedding Atlas")
     (out / _PROGRESS).unlink(missing_ok=True)
     others = "".join(f", {name}.npy" for name in names if name != "embeddings")
     print(

@@ -42,7 +42,7 @@ def test_a_comparison(runs, capsys):
     a, b = (results.read(runs / name).scores["test/R@1"] for name in "ab")
     assert f"{100 * a:.1f}" in text and f"{100 * b:.1f}" in text and f"{100 * (b - a):+.1f}" in text
     assert "not resolved" in text  # too few classes for a verdict
-    assert "of the queries are right only in b" in text and "seed: 0 -> 1" in text
+    assert "of the queries are right only in b" in text
     assert "No range:" in text
 
 
@@ -96,8 +96,8 @@ def test_embeddings_of_another_program(tmp_path, capsys):
     names = np.array([f"[bold]</script> {i}" for i in range(12)])
     text = _printed(capsys, *_files(tmp_path, vectors, names[labels]))
     assert "119 queries; 1 image could not be read" in text
-    assert "image 3 ([bold]</script> 9) perhaps [bold]</script> 0: " in text
-    assert "only 12 classes: the range is rough" in text and "Worst classes" in text
+    assert "only 12 classes: the range is rough" in text
+    assert "Most often taken for another: [bold]</script> " in text
 
 
 def _against_baseline(folder, spread):
@@ -197,7 +197,6 @@ def test_baselines_that_do_not_fit(tmp_path, change, message):
     [
         (np.eye(6, 4), np.zeros(6, int), "One class: every image is right"),
         (np.eye(6, 4), np.arange(6), "so that there are no scores"),
-        (np.arange(24.0).reshape(12, 2), np.arange(12) // 4, "embeddings of 2 dimensions are too"),
     ],
 )
 def test_odd_embeddings_are_stated(tmp_path, capsys, vectors, labels, words):
@@ -265,22 +264,3 @@ def test_a_long_or_odd_name_stays_on_its_line(tmp_path, capsys):
     text = _printed(capsys, *_files(tmp_path, rng.standard_normal((40, 8)), names[labels]))
     assert "\x1b" not in text and max(map(len, text.splitlines())) <= 120
     assert "שלום" in text and json.dumps("字")[1:-1] not in text
-
-
-def test_embed_writes_a_table_for_embedding_atlas(runs, tmp_path, capsys):
-    from pyarrow import parquet
-
-    words = ["embed", str(runs / "a"), f"--out={tmp_path / 'out'}"]
-    with pytest.raises(ValueError, match="--format='csv' is not known: npy"):
-        main.main([*words, "--format=csv"])
-    assert main.main([*words, "--format=parquet"]) == 0
-    assert "32 rows for Embedding Atlas" in capsys.readouterr().out
-    files = sorted(p.name for p in (tmp_path / "out").iterdir())
-    assert files == ["embeddings.npy", "embeddings.parquet", "items.safetensors"]
-    rows = parquet.read_table(tmp_path / "out" / "embeddings.parquet").to_pylist()
-    vectors = np.load(tmp_path / "out" / "embeddings.npy")
-    units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    cosines = units @ units.T
-    for row in rows:
-        ids, distances = row["neighbors"]["ids"], row["neighbors"]["distances"]
-        np.testing.assert_allclose(distances, 1 - cosines[rows.index(row), ids], atol=1e-5)
