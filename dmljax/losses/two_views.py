@@ -36,11 +36,12 @@ def clip(batch: Batch, *, temperature: Scalar = 0.07) -> Array:
 
     def terms(block, temperature):
         logits = block.cosines() / temperature
-        matches, others = block.pairs
-        of_columns = OfColumns(LogSumExp(logits.T, others.T))
-        return LogSumExp(logits, others), of_columns, Sum(logits, matches)
+        others = block.pairs.negatives
+        return LogSumExp(logits, others), OfColumns(LogSumExp(logits.T, others.T))
 
-    *normalizers, match = batch.fold(terms, temperature)
+    normalizers = batch.fold(terms, temperature)
+    views = ops.normalize(batch.anchors), ops.normalize(batch.references)
+    match = jnp.sum(views[0] * views[1], axis=1) / temperature
     entries = sum(jax.nn.softplus(normalizer - match) for normalizer in normalizers)
     return batch.reduce(entries / 2, batch.where)
 
