@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python -m dmljax.main --config=configs/glyphs.py
-python -m dmljax.main --study=studies/glyphs.py
+python -m dmljax.main study run studies/glyphs.py
 take_picture() { # PAGE WIDTH HEIGHT NAME
   chromium --headless=new --no-sandbox --hide-scrollbars --window-size="$2,$3" --virtual-time-budget=8000 \
     --screenshot="runs/$4.png" "file://$PWD/$1"

@@ -2,7 +2,7 @@
 
 A program consists of JAX operations only: `refusal` finds every operation that could reach outside
 of it. The digests of the manifest exclude accidental damage; a program that somebody damaged on
-purpose can still crash its reader, which is a native library (docs/security.md).
+purpose can still crash its reader, which is a native library (docs/ship.md).
 """
 
 import pathlib

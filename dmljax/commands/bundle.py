@@ -2,9 +2,9 @@
 
     dmljax bundle check photos.bundle
 
-The check compares all files with their digests, the pixels of the stored images, and the embeddings
-of the programs with the stored ones. It prints the identity: the digest of everything in the
-bundle, including the thresholds.
+The check compares all files with their hashes, the preprocessed pixels of the stored images, and
+the embeddings of every program with the stored ones. It prints the identity: the hash of everything
+in the bundle, including the thresholds.
 """
 
 import argparse

@@ -1,41 +1,39 @@
-"""The flags that name a data set, for every verb that reads one."""
+"""The data set that a command line names: `--dataset=NAME --ARGUMENT=VALUE ...`."""
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from dmljax.config import registry
 from dmljax.data.splits import Splits
 from dmljax.hints import counted
 
-_FLAGS = {
-    "root": "folder of the original files",
-    "path": "file of a table or npz",
-    "source": "files (default) or tfds",
-    "data_dir": "folder in which TFDS keeps its data sets",
-    "split": "fraction of the classes for training, or their names separated by commas",
-    "corpus": "In-Shop: img or img_highres",
-}
+
+def add_dataset(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag that names a data set; `dataset_of` reads the arguments of the data set."""
+    names = ", ".join(registry.names("dataset"))
+    parser.add_argument("--dataset", help=f"one of: {names}; --root=... and so on are arguments")
 
 
-def add_dataset_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that name a data set and its arguments."""
-    parser.add_argument("--dataset", help=f"one of: {', '.join(registry.names('dataset'))}")
-    for name, help_ in _FLAGS.items():
-        parser.add_argument(f"--{name}", help=help_)
+def dataset_of(verb: str, name: str | None, extras: Sequence[str]) -> dict[str, Any]:
+    """Returns the data set of a command line as a config has it: `dict(name=..., root=...)`.
 
-
-def dataset_of_flags(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns the data set of parsed flags as a config has it: `dict(name=..., root=...)`."""
-    if not arguments.dataset:
+    `extras` are the words `--ARGUMENT=VALUE` of the data set.
+    """
+    if not name:
         raise ValueError(f"--dataset is needed, one of: {', '.join(registry.names('dataset'))}")
-    values = {name: getattr(arguments, name) for name in _FLAGS}
-    spec = {name: value for name, value in values.items() if value is not None}
+    spec: dict[str, Any] = {"name": name}
+    for word in extras:
+        argument, equals, value = word.removeprefix("--").partition("=")
+        if not (word.startswith("--") and equals):
+            raise ValueError(f"{word!r} is not known (see dmljax {verb} --help)")
+        spec[argument] = value
     if "split" in spec:
         try:
             spec["split"] = float(spec["split"])
         except ValueError:
             spec["split"] = spec["split"].split(",")
-    return {"name": arguments.dataset, **spec}
+    return spec
 
 
 def load(spec: dict[str, Any]) -> Splits:
@@ -60,14 +58,14 @@ def write_split(bundle: Any, name: str, root: str | None, folder: str) -> None:
     if field is not None and not root:
         raise ValueError(
             f"--split={name} needs --root=PATH: the bundle was trained on {spec['name']!r} in "
-            f"{spec[field]!r}, and keeps no more of its path"
+            f"{spec[field]!r}, and does not store the full path"
         )
     if root:
         spec[field or "root"] = root
     try:
         splits = load(spec)
     except (ValueError, OSError) as error:
-        more = "" if root else " (--root=PATH says where the data set is)"
+        more = "" if root else " (--root=PATH names the folder of the data set)"
         raise ValueError(f"{error}{more}") from None
     about = {"dataset": spec, "split": name}
     try:

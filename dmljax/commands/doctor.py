@@ -3,8 +3,9 @@
     dmljax doctor --dataset=cub200 --root=CUB_200_2011
     dmljax doctor --config=configs/cars_abe.py --config.dataset.root=stanford_cars
 
-Reads every image and prints one line per finding: ok, note, or WRONG. The exit status is 1 if
-anything is wrong, and 2 if the data set cannot be opened at all.
+The command reads every image and prints one line per finding: ok, note, or WRONG. The exit status
+is 1 if anything is wrong, and 2 if the data set cannot be opened. Arguments of the data set are
+flags: --root=FOLDER, --path=FILE, --split=0.5 or --split=CLASS,CLASS.
 """
 
 import argparse
@@ -12,16 +13,14 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from dmljax.commands.dataset_flags import add_dataset_flags, dataset_of_flags, load
-from dmljax.commands.parser import at_least_one, refuse
+from dmljax.commands.dataset_flags import add_dataset, dataset_of, load
 from dmljax.config import files as config_files
 from dmljax.data import doctor, prepare
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", help="a config whose data set is examined")
-    add_dataset_flags(parser)
-    parser.add_argument("--threads", type=at_least_one, help="by default one per core")
+    parser.add_argument("--config", help="a config; its data set is checked")
+    add_dataset(parser)
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
@@ -31,10 +30,9 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
             raise ValueError(f"the config {arguments.config} sets no dataset")
         spec = {"name": dataset} if isinstance(dataset, str) else dataset
     else:
-        refuse("doctor", extras)
-        spec = dataset_of_flags(arguments)
+        spec = dataset_of("doctor", arguments.dataset, extras)
     splits = load(spec)
-    findings = doctor.examine(splits, dataset=_published_name(spec), threads=arguments.threads)
+    findings = doctor.examine(splits, dataset=_published_name(spec))
     if spec["name"] == "prepared":
         findings = itertools.chain(doctor.examine_shards(spec["root"]), findings)
     wrong = 0

@@ -8,17 +8,17 @@
     dmljax embed photos.bundle --images=photos/ --out=vectors/ --prefix=64
     dmljax embed runs/cars_dvml --out=features/ --synthetic
 
-The folder gets embeddings.npy and items.safetensors: labels, and query, gallery and groups where
-the split has them; ids and class names are JSON in its metadata. --synthetic also writes
-the features of a run of dvml. --prefix=64 writes the first 64 numbers as unit vectors, where the
-run was trained with method.prefixes. An interrupted command continues when it is run again.
+The command writes embeddings.npy and items.safetensors: the labels, and query, gallery and groups
+if the split has them; ids and class names are JSON in its metadata. --synthetic also writes the
+synthetic features of a dvml run. --prefix=64 writes the first 64 dimensions as unit vectors, if the
+run was trained with method.prefixes. The same command continues after an interruption.
 
 --shard=I/N embeds the rows [I n/N, (I+1) n/N) into part-I-of-N/. Start N such processes anywhere;
-manifest.json says which parts are complete. Concatenated, they are bitwise what one process writes
+manifest.json lists the complete parts. Concatenated, they equal the output of one process bitwise
 (docs/scale.md).
 
-With a bundle, or with --net, a published backbone without any training, --images is a folder or a
-Parquet file with a column `path` (and perhaps `id`). The parts are then Parquet files of ids,
+With a bundle or --net (a published backbone without training), --images is a folder or a Parquet
+file with a column `path` and an optional column `id`. The parts are then Parquet files of ids,
 metadata and vectors for `dmljax index create photos.index --bundle=... --import=vectors/`. Images
 that cannot be read, or whose embedding has NaN, are listed in left_out.jsonl of their part.
 """
@@ -34,16 +34,22 @@ from dmljax.commands.parser import refuse
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     evaluate.add_checkpoint(parser)
     parser.add_argument("--out", help="folder to write")
-    parser.add_argument("--dtype", default="float32", help="float32 (default) or float16")
+    parser.add_argument(
+        "--dtype",
+        default="float32",
+        help="number type of a run's embeddings: float32 (default) or float16",
+    )
     parser.add_argument(
         "--prefix",
         type=int,
-        help="only the first PREFIX numbers, a prefix that the run was trained for",
+        help="write only the first PREFIX dimensions; the run must be trained with this prefix",
     )
-    parser.add_argument("--synthetic", action="store_true", help="also synthetic features (dvml)")
-    parser.add_argument("--images", help="with a bundle: folder of images, or Parquet list of them")
+    parser.add_argument(
+        "--synthetic", action="store_true", help="also write synthetic features (runs of dvml)"
+    )
+    parser.add_argument("--images", help="with a bundle or --net: folder or Parquet list of images")
     export.add_backbone(parser)
-    parser.add_argument("--shard", help="I/N: only part I of N parts of the rows, such as 0/8")
+    parser.add_argument("--shard", metavar="I/N", help="embed only part I of N of the rows")
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
@@ -51,7 +57,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         return _embed_collection(arguments, extras)
     if arguments.net or arguments.weights:
         raise ValueError("--net and --weights need --images, the folder of images to embed")
-    folder = evaluate.run_folder("embed", arguments)
+    folder = evaluate.run_folder("embed", arguments.run)
     overrides = evaluate.overrides_of("embed", extras)
     if not arguments.out:
         raise ValueError("embed needs --out, the folder to write")
@@ -83,7 +89,7 @@ def _embed_collection(arguments: argparse.Namespace, extras: Sequence[str]) -> i
         )
     run_only = {"--split": arguments.split != "test", "--step": arguments.step is not None}
     run_only |= {"--dtype": arguments.dtype != "float32"}
-    run_only |= {"--synthetic": arguments.synthetic, "--workdir": arguments.workdir is not None}
+    run_only |= {"--synthetic": arguments.synthetic}
     if flags := [flag for flag, changed in run_only.items() if changed]:
         raise ValueError(f"{', '.join(flags)}: only for a run; --images is embedded by a bundle")
     if arguments.weights and not arguments.net:

@@ -4,8 +4,8 @@
     dmljax evaluate runs/glyphs --split=train --step=325
     dmljax evaluate runs/photos --config.dataset.root=elsewhere
 
-The config of the run is used; its fields are changed by --config.field=value. Data that have
-changed since the training are refused, unless --config.dataset... names them.
+The command uses the config of the run; --config.field=value changes a field. Data that have changed
+since the training are refused, unless --config.dataset... names them.
 """
 
 import argparse
@@ -16,42 +16,39 @@ from dmljax.files import reading
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """The flags that name a checkpoint and a split, for every verb that reads a split of a run."""
+    """Adds the arguments that name a checkpoint and a split of a run."""
     add_run(parser)
-    parser.add_argument("--split", default="test", help="train, val or test (default)")
+    parser.add_argument("--split", default="test", help="split: train, val or test (default)")
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """The flags that name a checkpoint, for every verb that opens a run."""
-    add_folder(parser)
-    parser.add_argument("--step", type=int, help="the checkpoint; by default the selected one")
-
-
-def add_folder(parser: argparse.ArgumentParser) -> None:
-    """The flags that name the folder of a run."""
+    """Adds the arguments that name a checkpoint of a run."""
     parser.add_argument("run", nargs="?", help="folder of a run, such as runs/glyphs")
-    parser.add_argument("--workdir", help="the same folder, as a flag")
-    parser.add_argument("--config", help=argparse.SUPPRESS)
+    add_step(parser)
+
+
+def add_step(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of every command that reads a checkpoint."""
+    parser.add_argument(
+        "--step", type=int, help="step of the checkpoint; by default the selected one"
+    )
     add_trust(parser)
 
 
-def run_folder(verb: str, arguments: argparse.Namespace) -> str:
-    """The folder of the run, given once, as a word or as a flag."""
-    if arguments.config is not None:
-        raise ValueError(
-            f"{verb} has the config of the run: leave out --config; fields are changed by "
-            "--config.dataset.root=..."
-        )
-    folders = {arguments.run, arguments.workdir} - {None}
-    if len(folders) != 1:
-        raise ValueError(
-            f"{verb} needs --workdir, the folder of one run, such as: dmljax {verb} runs/glyphs"
-        )
-    return str(reading.chosen_run(folders.pop()))
+def run_folder(verb: str, run: str | None) -> str:
+    """Returns the folder of the run; for a ladder, the folder of its chosen step."""
+    if run is None:
+        raise ValueError(f"{verb} needs the folder of a run, such as: dmljax {verb} runs/glyphs")
+    return str(reading.chosen_run(run))
 
 
 def overrides_of(verb: str, extras: Sequence[str]) -> list[str]:
-    """The words that change the config; any other word is refused."""
+    """Returns the words that change the config; raises if there is any other word."""
+    if any(word.partition("=")[0] == "--config" for word in extras):
+        raise ValueError(
+            f"{verb} uses the config of the run: leave out --config; "
+            "--config.dataset.root=... changes a field"
+        )
     refuse(verb, [word for word in extras if not word.startswith("--config.")])
     return list(extras)
 
@@ -61,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
-    folder, overrides = run_folder("evaluate", arguments), overrides_of("evaluate", extras)
+    folder = run_folder("evaluate", arguments.run)
+    overrides = overrides_of("evaluate", extras)
     from dmljax.runs import folder as saved
 
     options = {"split": arguments.split, "step": arguments.step, "overrides": overrides}

@@ -7,18 +7,17 @@
 
 The programs run in new processes on up to 256 test images. If one of them differs from the
 checkpoint, the exit status is 2 and no bundle is written. The same holds for a run from pretrained
-weights that is worse than its backbone without training, on held-out classes (without such classes,
-on the test split), unless --allow-worse is given. In Python:
+weights that scores below its backbone without training, on held-out classes or else on the test
+split, unless --allow-worse is given. In Python:
 dmljax.bundle.load("photos.bundle").embed(["a.jpg"]). docs/ship.md describes the files.
 
---net is a published backbone (`dmljax weights`) as it is, without any training. Without --weights,
-its file is one that was downloaded or installed. A file of CLIP or SigLIP 2 with its tower for text
-makes a bundle that also embeds words, given tokenizer.json next to it (`dmljax weights --fetch`
-gets it as NAME.tokenizer.json) or --vocabulary:
-dmljax search BUNDLE --index=... --text="red shoe". It needs dmljax[text].
+--net exports a published backbone (`dmljax weights`) without training. Without --weights, the
+command uses the downloaded or installed file. A file of CLIP or SigLIP 2 with its text tower makes
+a bundle that also embeds text, if --vocabulary names its tokenizer.json, or the file lies next to
+the weights (`dmljax weights --fetch` downloads it as NAME.tokenizer.json). It needs dmljax[text]:
+dmljax search BUNDLE --index=... --text="red shoe".
 
---adapter writes only the adapters of a run with trained=lora, as a folder that the package peft
-reads with the base of that run.
+--adapter writes only the adapters of a run with trained=lora, as a folder for the package peft.
 """
 
 import argparse
@@ -35,27 +34,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-worse",
         action="store_true",
-        help="export a run that is worse than the backbone it started from",
+        help="export even if the run scores below its backbone without training",
     )
     parser.add_argument("--out", help="folder to write, such as photos.bundle")
-    parser.add_argument("--vocabulary", help="tokenizer.json of the net, for text")
-    parser.add_argument("--onnx", action="store_true", help="add the program as ONNX")
-    parser.add_argument("--adapter", action="store_true", help="write the adapter, for peft")
-    parser.add_argument("--license", help="license of the bundle, for its card")
+    parser.add_argument("--vocabulary", help="tokenizer.json of the net, to embed text")
+    parser.add_argument("--onnx", action="store_true", help="also write the program as ONNX")
     parser.add_argument(
-        "--batch-sizes", help="sizes that are compiled, such as 1,8,32 (docs/serve.md)"
+        "--adapter", action="store_true", help="write only the LoRA adapter, for peft"
+    )
+    parser.add_argument("--license", help="license to name in the model card")
+    parser.add_argument(
+        "--batch-sizes",
+        type=batch_sizes,
+        metavar="SIZES",
+        help="batch sizes to compile, such as 1,8,32",
     )
 
 
 def add_backbone(parser: argparse.ArgumentParser) -> None:
     """Adds the flags that name a published backbone instead of a run or a bundle."""
-    parser.add_argument("--net", help="a published backbone as it is, such as dinov2_s14")
-    parser.add_argument("--weights", help="the file of its weights")
+    parser.add_argument("--net", help="published backbone without training, such as dinov2_s14")
+    parser.add_argument("--weights", help="file with the weights of --net")
 
 
 def _export_backbone(arguments: argparse.Namespace, extras: Sequence[str]) -> pathlib.Path:
     refuse("export", extras)
-    for_runs = (arguments.run, arguments.workdir, arguments.adapter, arguments.allow_worse)
+    for_runs = (arguments.run, arguments.adapter, arguments.allow_worse)
     if any(for_runs) or arguments.step is not None:
         raise ValueError(
             "--net exports a backbone without a run: leave out the run, --step, --adapter and "
@@ -70,7 +74,7 @@ def _export_backbone(arguments: argparse.Namespace, extras: Sequence[str]) -> pa
         onnx=arguments.onnx,
         license=arguments.license,
         vocabulary=arguments.vocabulary,
-        batch_sizes=batch_sizes(arguments.batch_sizes) or backbones.exporting.BATCH_SIZES,
+        batch_sizes=arguments.batch_sizes or backbones.exporting.BATCH_SIZES,
     )
 
 
@@ -78,11 +82,10 @@ def _export_run(arguments: argparse.Namespace, extras: Sequence[str]) -> pathlib
     for flag in ("weights", "vocabulary"):
         if getattr(arguments, flag):
             raise ValueError(f"--{flag} belongs to --net: leave it out, or name the net")
-    folder = evaluate.run_folder("export", arguments)
+    folder = evaluate.run_folder("export", arguments.run)
     overrides = evaluate.overrides_of("export", extras)
-    sizes = batch_sizes(arguments.batch_sizes)
     if arguments.adapter:
-        if arguments.onnx or arguments.license or sizes:
+        if arguments.onnx or arguments.license or arguments.batch_sizes:
             raise ValueError("--adapter writes no program and no card: leave out the other flags")
         from dmljax.runs import adapters
 
@@ -103,7 +106,7 @@ def _export_run(arguments: argparse.Namespace, extras: Sequence[str]) -> pathlib
         license=arguments.license,
         overrides=overrides,
         allow_worse=arguments.allow_worse,
-        batch_sizes=sizes or exporting.BATCH_SIZES,
+        batch_sizes=arguments.batch_sizes or exporting.BATCH_SIZES,
     )
 
 

@@ -1,4 +1,4 @@
-"""Make an index of images or vectors, add to it, and look after it.
+"""Create, fill, check and export an index of images or vectors.
 
     dmljax index create photos.index --bundle=photos.bundle --images=collection/
     dmljax index create "postgresql://user@host/db?table=photos" --bundle=... --images=...
@@ -7,17 +7,17 @@
     dmljax index add photos.index --bundle=photos.bundle --images=more/
     dmljax index reindex photos.index --bundle=new.bundle --images=collection/
     dmljax index remove photos.index cats/1.jpg cats/2.jpg
-    dmljax index remove photos.index --not-in=collection/      items whose files are gone
+    dmljax index remove photos.index --not-in=collection/      items without a file
     dmljax index list photos.index                       count, model, size; --items lists all ids
-    dmljax index compact photos.index                    gives back the space of removed items
+    dmljax index compact photos.index                    frees the space of removed items
     dmljax index check photos.index
     dmljax index export photos.index photos.parquet
 
-An index is a folder or an address postgresql://. `create` makes one, and continues one of the same
-bundle: repeat an interrupted command. `add` needs an index that exists. `reindex` fills an index of
-another bundle next to the present one and then switches at once, if no item is missing from the new
-one; with --drop-missing it switches in any case. docs/index_search.md describes what is skipped,
-embedded again or left out, and the files of --images and --import.
+An index is a folder or an address postgresql://. `create` makes an index, or continues one of the
+same bundle after an interruption. `add` needs an existing index. `reindex` fills an index of
+another bundle next to the present one and then switches to it atomically, unless items are missing
+from the new one; --drop-missing switches in any case. docs/index_search.md describes which images
+are skipped, embedded again or left out, and the files of --images and --import.
 """
 
 import argparse
@@ -38,35 +38,44 @@ from dmljax.index import fill
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("verb", nargs="?", help=", ".join(_VERBS))
-    parser.add_argument("words", nargs="*", metavar="INDEX", help="index; ids or a file after it")
-    parser.add_argument("--bundle", help="create, add, reindex: bundle that embeds")
+    parser.add_argument(
+        "words", nargs="*", metavar="INDEX", help="index, then ids (remove) or a file (export)"
+    )
+    parser.add_argument("--bundle", help="create, add, reindex: bundle that embeds the images")
     parser.add_argument("--images", help="create, add, reindex: folder or Parquet list of images")
     parser.add_argument(
-        "--split", help="create, add, reindex: test or train: first write these images to --images"
+        "--split", help="create, add, reindex: write this split, test or train, to --images first"
     )
     add_trust(parser)
     parser.add_argument("--root", help="with --split: folder of the data set of the bundle")
     parser.add_argument(
         "--import",
         dest="source",
-        help="create, add, reindex: Parquet file of vectors, or folder of parts",
+        metavar="FILE",
+        help="create, add, reindex: Parquet file or folder of vectors",
     )
     parser.add_argument(
-        "--replace", action="store_true", help="create, add, reindex: replace stored ids"
+        "--replace",
+        action="store_true",
+        help="create, add, reindex: overwrite items whose ids are stored already",
     )
     parser.add_argument(
-        "--drop-missing", action="store_true", help="reindex: switch although items are missing"
+        "--drop-missing",
+        action="store_true",
+        help="reindex: switch even if items are missing from the new index",
     )
     parser.add_argument(
         "--not-in",
         metavar="FOLDER",
         action="append",
-        help="remove: items without a file in this folder, nor in another --not-in",
+        help="remove: items without a file in any --not-in folder; may be repeated",
     )
     parser.add_argument(
-        "--yes", action="store_true", help="remove --not-in: also more than half of all items"
+        "--yes",
+        action="store_true",
+        help="remove --not-in: confirm that more than half of the items go",
     )
-    parser.add_argument("--items", action="store_true", help="list: a line for each item")
+    parser.add_argument("--items", action="store_true", help="list: print one line per item")
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:

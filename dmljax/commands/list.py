@@ -1,4 +1,4 @@
-"""List what a config can name: recipes, config files, data sets, losses, miners, nets, and so on.
+"""List the names that a config can use: recipes, config files, data sets, losses, nets, ...
 
     dmljax list
     dmljax list losses
@@ -22,7 +22,7 @@ KINDS = ("configs", "recipes", "fields", *_LISTED)
 
 
 def configs() -> str:
-    """All recipes, and the files in configs/, with the first line of their docstrings."""
+    """Returns the recipes and the files in configs/, with the first lines of their docstrings."""
     from dmljax import recipes
 
     lines = [f"  {name:18s} {_first_line(getattr(recipes, name))}" for name in recipes.NAMES]
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
 
 
 def _first_line(function: Callable) -> str:
-    """The first line of the docstring; a `functools.partial` has the docstring of its function."""
+    """Returns the first line of the docstring of a function or a `functools.partial`."""
     while isinstance(function, functools.partial):
         function = function.func
     return (inspect.getdoc(function) or "").partition("\n")[0]

@@ -1,8 +1,10 @@
-"""The parser that all verbs share: flags, help, and errors of one line."""
+"""The parser that all commands share: flags, flags of dataclasses, help, and one-line errors."""
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 # Errors that the user can correct: one line, no traceback.
 USER_ERRORS = (ValueError, TypeError, OSError, FloatingPointError, ImportError)
@@ -15,19 +17,50 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             prog=f"dmljax {verb}",
             description=docstring,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
+                prog, max_help_position=30
+            ),
             allow_abbrev=False,
         )
         self.add_argument(
-            "--verbose", action="store_true", help="also print what the libraries report"
+            "--verbose", action="store_true", help="also print the messages of the libraries"
         )
 
     def error(self, message: str):
         raise ValueError(f"{message} (see {self.prog} --help)")
 
 
+def add_fields(parser: argparse.ArgumentParser, kind: Any, *, prefix: str = "") -> None:
+    """Adds a flag for every field of a dataclass that has `metadata["help"]`.
+
+    The name, the type and the default of the flag are those of the field. `False` as a default
+    makes a switch, and None a text that may be left out. `metadata["choices"]` lists the values.
+    """
+    for field in dataclasses.fields(kind):
+        if (text := field.metadata.get("help")) is None:
+            continue
+        options: dict[str, Any] = {"action": "store_true", "help": text}
+        if field.default is not False:
+            options = {
+                "type": str if field.default is None else type(field.default),
+                "default": field.default,
+                "choices": field.metadata.get("choices"),
+                "help": text if field.default is None else f"{text} (default %(default)s)",
+            }
+        parser.add_argument(f"--{prefix}{field.name.replace('_', '-')}", **options)
+
+
+def values_of(arguments: argparse.Namespace, kind: Any, *, prefix: str = "") -> dict[str, Any]:
+    """Returns the parsed values of the flags that `add_fields` added, by the names of fields."""
+    names = [field.name for field in dataclasses.fields(kind) if "help" in field.metadata]
+    return {name: getattr(arguments, f"{prefix}{name}".replace("-", "_")) for name in names}
+
+
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """The flag of every verb that reads the config of a run or of a bundle; `main` obeys it."""
+    """Adds the flag of every command that reads the config of a run or a bundle.
+
+    `main` reads it.
+    """
     parser.add_argument(
         "--trust-modules",
         action="store_true",
@@ -36,31 +69,28 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 
 
 def at_least_one(text: str) -> int:
-    """The `type` of a flag whose value is a whole number above 0."""
+    """Returns the value of a flag that is a whole number above 0."""
     try:
         number = int(text)
     except ValueError:
         number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return number
 
 
-def batch_sizes(text: str | None) -> tuple[int, ...] | None:
-    """The sizes that `--batch-sizes=1,4,16` names; None without the flag."""
-    if text is None:
-        return None
+def batch_sizes(text: str) -> tuple[int, ...]:
+    """Returns the sizes that `--batch-sizes=1,4,16` names."""
     try:
-        sizes = tuple(int(word) for word in text.split(","))
-    except ValueError:
-        sizes = ()
-    if not sizes or min(sizes) < 1:
-        raise ValueError(f"--batch-sizes={text} is no list of positive numbers, such as 1,4,16,64")
-    return sizes
+        return tuple(map(at_least_one, text.split(",")))
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of positive numbers, such as 1,4,16,64"
+        ) from None
 
 
 def refuse(verb: str, extras: Sequence[str]) -> None:
-    """Raises an error if `extras` holds a word, which `verb` then does not know."""
+    """Raises an error that names the first of the words that `verb` does not know."""
     if extras:
         raise ValueError(f"{extras[0]!r} is not known (see dmljax {verb} --help)")
 

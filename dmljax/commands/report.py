@@ -1,4 +1,4 @@
-"""Look at a run, compare runs, or look at embeddings of another program.
+"""Report on a run, compare runs, or report on embeddings of another program.
 
     dmljax report runs/glyphs                      write report.html into the folder of the run
     dmljax report runs/a runs/b                    write runs/a/comparison.html
@@ -7,16 +7,17 @@
     dmljax report --embeddings=new.npy --labels=y.npy --baseline=old.npy
                                                    is new.npy better than old.npy?
 
-A page is one file that opens in any browser, without a network; --text prints its main numbers. The
-test split of a run is embedded again, with the checkpoint that the run chose or with the checkpoint
---step; --config.dataset.root=... names the folder of its images. Data that have changed since the
-training are refused. A comparison reads the files that the runs have written: scores.safetensors
-and report.html. Labels are integers or names in a .npy file, lines of a .txt file, or
-items.safetensors of dmljax embed. The images of a folder belong to the embeddings in the order of
-their paths. --baseline names the embeddings of another model for the same images in the same order,
-such as those before fine-tuning; its dimensions may differ. Both are scored on the same queries. If
-the new embeddings are worse, the first line says so. Embeddings are ranked by Euclidean distance;
---distance=cosine ranks them by cosine, which gives other ranks unless all norms are equal.
+The page is one file that opens in any browser without a network; --text prints the main numbers.
+The command embeds the test split again, with the selected checkpoint or the checkpoint --step;
+--config.dataset.root=... names a new folder of the images. Data that have changed since the
+training are refused. A comparison reads scores.safetensors and report.html of the runs.
+
+Labels are integers or names in a .npy file, lines of a .txt file, or items.safetensors of dmljax
+embed. The images of a folder belong to the embeddings in the order of their paths. --baseline names
+the embeddings of another model, such as before fine-tuning, for the same images in the same order;
+the dimension may differ. Both are scored on the same queries, and the first line warns if the new
+ones are worse. Embeddings are ranked by Euclidean distance; --distance=cosine gives another ranking
+unless all norms are equal.
 """
 
 import argparse
@@ -27,7 +28,6 @@ from typing import Any
 from absl import logging
 
 from dmljax.commands import evaluate
-from dmljax.commands.parser import add_trust
 from dmljax.files import reading
 from dmljax.hints import check_known
 
@@ -36,21 +36,27 @@ _DISTANCES = ("euclidean", "cosine")  # functions of dmljax.retrieval
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="*", help="folders of runs, such as runs/glyphs")
-    parser.add_argument("--workdir", nargs="+", default=[], help="the same, as a flag")
-    parser.add_argument("--step", type=int, help="the checkpoint; by default the selected one")
-    add_trust(parser)
-    parser.add_argument("--text", action="store_true", help="print the main numbers")
-    parser.add_argument("--embeddings", help="a .npy file [items, dimensions], instead of a run")
-    parser.add_argument("--labels", help="the labels of --embeddings")
-    parser.add_argument("--baseline", help="embeddings to compare with, of the same images")
-    parser.add_argument("--distance", help="euclidean (default) or cosine, of --embeddings")
-    parser.add_argument("--images", help="a folder with the images of --embeddings")
-    parser.add_argument("--out", help="the page of --embeddings; report.html by default")
+    evaluate.add_step(parser)
+    parser.add_argument(
+        "--text", action="store_true", help="print the main numbers instead of writing the page"
+    )
+    parser.add_argument(
+        "--embeddings", help=".npy file [items, dimensions] to report on instead of a run"
+    )
+    parser.add_argument("--labels", help="file with the labels of --embeddings")
+    parser.add_argument(
+        "--baseline", help="file of other embeddings of the same images, to compare with"
+    )
+    parser.add_argument(
+        "--distance", help="distance of --embeddings: euclidean (default) or cosine"
+    )
+    parser.add_argument("--images", help="folder with the images of --embeddings")
+    parser.add_argument("--out", help="page of --embeddings to write; report.html by default")
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     overrides = evaluate.overrides_of("report", extras)
-    folders = [str(reading.chosen_run(run)) for run in [*arguments.runs, *arguments.workdir]]
+    folders = [str(reading.chosen_run(run)) for run in arguments.runs]
     if arguments.embeddings or arguments.labels:
         if folders or overrides or arguments.step is not None:
             raise ValueError(
@@ -141,7 +147,7 @@ def _of_run(folder: str, arguments: argparse.Namespace, overrides: Sequence[str]
 
 
 def _by_name(folders: Sequence[str], *, what: str = "run") -> dict[str, str]:
-    """The paths by their last parts, or by what is written where two last parts are the same."""
+    """Returns the paths by their last parts, or by the given text if two last parts are equal."""
     if len({pathlib.Path(folder).resolve() for folder in folders}) < len(folders):
         raise ValueError(f"a {what} is named twice: {', '.join(folders)}")
     names = [pathlib.Path(folder).resolve().name for folder in folders]

@@ -6,13 +6,13 @@
     dmljax search --index=photos.index --id=cats/1.jpg
     dmljax search clip.bundle --index=photos.index --text="red shoe"
 
-Each hit is a line: rank, similarity, id, metadata. The similarity is the cosine or, where the
-bundle compares by Euclidean distance, minus the distance. --threshold is a similarity, or the name
-of a threshold of the bundle: less similar images are left out, and "no match" is an answer. --where
-compares a field of the metadata (= < <= > >=); repeat it for further conditions, or with the same
-field and = for alternatives. Values are numbers, true, false, null or text; a number equals such
-text as well: --where=folder=2020 finds the folder 2020; '"2020"' in quotes is text only. --text
-needs the bundle of a net that was trained with text (docs/ship.md).
+Each hit is one line: rank, similarity, id, metadata. The similarity is the cosine, or minus the
+distance if the bundle uses Euclidean distance. --threshold is a similarity, or the name of a
+threshold of the bundle: less similar images are left out, and "no match" is an answer. --where
+compares a field of the metadata (= < <= > >=). Repeat it for further conditions; the same field
+with = gives alternatives. Values are numbers, true, false, null or text. A number also equals the
+same text: --where=folder=2020 finds the folder 2020; '"2020"' in quotes is only text. --text needs
+the bundle of a net that was trained with text (docs/ship.md).
 """
 
 import argparse
@@ -29,13 +29,21 @@ from dmljax.index import open as open_index
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="BUNDLE IMAGE", help="bundle, then images")
+    parser.add_argument(
+        "words", nargs="*", metavar="BUNDLE IMAGE", help="bundle, then query images"
+    )
     parser.add_argument("--index", help="index to search: a folder or postgresql://...")
-    parser.add_argument("--id", action="append", default=[], help="search by a stored item")
-    parser.add_argument("--text", action="append", default=[], help="search by words")
-    parser.add_argument("--k", type=int, help=f"number of items (default {inputs.DEFAULT_K})")
-    parser.add_argument("--threshold", help="least similarity, or its name: fmr=1e-3")
-    parser.add_argument("--where", action="append", default=[], help="FIELD=VALUE, FIELD>=VALUE")
+    parser.add_argument(
+        "--id", action="append", default=[], help="search by a stored item; may be repeated"
+    )
+    parser.add_argument(
+        "--text", action="append", default=[], help="search by words; may be repeated"
+    )
+    parser.add_argument("--k", type=int, help=f"number of hits (default {inputs.DEFAULT_K})")
+    parser.add_argument("--threshold", help="lowest similarity, or a name such as fmr=1e-3")
+    parser.add_argument(
+        "--where", action="append", default=[], help="filter: FIELD=VALUE, FIELD>=VALUE"
+    )
     parser.add_argument("--json", action="store_true", help="print a line of JSON per query")
 
 
@@ -102,7 +110,7 @@ def _table(query: str, hits: list[Hit], name: str | None, threshold: float | Non
 def threshold_of(text: str | None, thresholds: Mapping[str, float] | None) -> float | None:
     """Returns a similarity from a number, or from a name of the bundle's `thresholds`.
 
-    They are None where no bundle is given.
+    `thresholds` is None without a bundle.
     """
     if text is None:
         return None

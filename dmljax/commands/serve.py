@@ -1,36 +1,26 @@
-"""Answer over HTTP: embeddings, searches of an index, and a page to drop an image on.
+"""Serve a bundle over HTTP: embeddings, searches of an index, and a page to drop an image on.
 
     dmljax serve photos.bundle --index=photos.index
     dmljax serve photos.bundle                                   only embeds
     dmljax serve photos.bundle --index=photos.index --token-file=token.txt --allow-add
 
-Without --host only this machine can connect. Any other host needs --token-file: a file with a token
-of 16 characters or more per line, which clients send as `Authorization: Bearer TOKEN`. For other
-machines put a proxy in front: launch/serve.nginx.conf. On SIGTERM the process answers the requests
-in flight, and ends. docs/serve.md describes the routes.
+Without --host only this machine can connect. Any other host needs --token-file: a file with one
+token of at least 16 characters per line, which clients send as `Authorization: Bearer TOKEN`. Put a
+proxy in front of the service if other machines use it: launch/serve.nginx.conf. At SIGTERM the
+service answers the requests in flight and ends. docs/serve.md describes the routes.
 """
 
 import argparse
-import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
-from dmljax.commands.parser import refuse
+from dmljax.commands.parser import add_fields, refuse, values_of
 from dmljax.serve.settings import Limits, Settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", nargs="?", help="folder of the bundle")
-    for prefix, section in (("", Settings), ("max-", Limits)):
-        for field in dataclasses.fields(section):
-            if (text := field.metadata.get("help")) is None:
-                continue
-            options: dict[str, Any] = {"action": "store_true", "help": text}
-            if field.default is not False:
-                type_ = str if field.default is None else type(field.default)
-                text += "" if field.default is None else " (default %(default)s)"
-                options = {"type": type_, "default": field.default, "help": text}
-            parser.add_argument(f"--{prefix}{field.name.replace('_', '-')}", **options)
+    add_fields(parser, Settings)
+    add_fields(parser, Limits, prefix="max-")
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
@@ -43,10 +33,8 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         raise ImportError(
             f"the service needs more packages ({error}): pip install 'dmljax[serve]'"
         ) from None
-    values = vars(arguments)
-    limits = Limits(**{x.name: values[f"max_{x.name}"] for x in dataclasses.fields(Limits)})
-    names = [field.name for field in dataclasses.fields(Settings) if field.name in values]
-    settings = Settings(**{name: values[name] for name in names}, limits=limits)
+    limits = Limits(**values_of(arguments, Limits, prefix="max-"))
+    settings = Settings(arguments.bundle, **values_of(arguments, Settings), limits=limits)
     settings.check()
     from dmljax.train import compilation
 

@@ -1,14 +1,14 @@
-"""Run what is missing of a study, and print it as one table with intervals and tests.
+"""Run the missing runs of a study, and print a table with intervals and tests.
 
-    dmljax study run studies/glyphs.py                  python -m dmljax.main --study=...
+    dmljax study run studies/glyphs.py
     dmljax study run studies/graph_ablations.py --config.dataset.root=cub200 --dry-run
     dmljax study table studies/glyphs.py --out=glyphs.html
 
-The same command continues a study. Any number of processes may run it at the same time, on any
-hosts with one file system: each takes the next missing run (launch/study.sh). `table` may be called
-at any time. docs/studies.md says how a study file is written and how a table is read.
+The same command continues a study. Any number of processes may run it at the same time, on hosts
+that share a file system: each takes the next missing run (launch/study.sh). `table` works at any
+time. docs/studies.md explains study files and tables.
 
-Exit status: 0 all runs are finished, 1 a run failed, 2 the input is wrong, 130 or 143 stopped.
+Exit status: 0 all runs are finished, 1 a run failed, 2 the input is wrong, 130 or 143 interrupted.
 """
 
 from __future__ import annotations
@@ -26,28 +26,32 @@ from dmljax.hints import check_known, counted
 if TYPE_CHECKING:
     from dmljax.studies.executor import Executor
 
-_ACTIONS = ("run", "table")  # and "join", with which `run` scores an ensemble
+_ACTIONS = ("run", "table")  # and "join", by which `run` scores an ensemble
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", nargs="?", help="run or table")
-    parser.add_argument("names", nargs="*", help="the study file")
-    parser.add_argument("--study", help="the study file, as a flag")
+    parser.add_argument("names", nargs="*", help="study file")
     parser.add_argument("--workdir", help="folder of the study; runs/studies/NAME by default")
-    parser.add_argument("--runs", help="folder of the runs of all studies; runs/by_digest")
-    parser.add_argument("--only", action="append", default=[], help="a row; may be repeated")
+    parser.add_argument(
+        "--runs", help="folder of the runs of all studies; runs/by_digest by default"
+    )
+    parser.add_argument(
+        "--only", action="append", default=[], help="run only this row; may be repeated"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the runs without running")
     parser.add_argument("--retry", action="store_true", help="run failed runs again")
-    parser.add_argument("--no-wait", action="store_true", help="do not wait for other processes")
-    parser.add_argument("--out", help="file for the table: .md, .tex, .csv or .html")
+    parser.add_argument(
+        "--no-wait", action="store_true", help="exit without waiting for runs of other processes"
+    )
+    parser.add_argument("--out", help="with table: file to write, .md, .tex, .csv or .html")
     add_trust(parser)
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     words = [word for word in extras if word.startswith("--config.")]
     refuse("study", [word for word in extras if word not in words])
-    names = [*arguments.names, *filter(None, [arguments.study])]
-    action = arguments.action or ("run" if arguments.study else None)
+    names, action = arguments.names, arguments.action
     if arguments.workdir == "":
         raise ValueError("--workdir= is empty: name the folder of the study, or leave the flag out")
     if action == "join":

@@ -1,15 +1,15 @@
-"""Train what a config describes, evaluate it, and leave a run folder.
+"""Train and evaluate a model from a config, and write a run folder.
 
     dmljax train --config=configs/glyphs.py
     dmljax train --config=abe:dataset=cars196,learners=4 --config.dataset.root=cars196
     dmljax train --config=configs/glyphs.py --config.steps=2000 --workdir=runs/longer
     dmljax train --config=configs/glyphs.py --print
 
-A config is a Python file or the name of a recipe (`dmljax list` shows both), with arguments behind
-a colon. Any field is changed by --config.field.of.field=value: `dmljax list fields` explains the
-fields, and --print shows their values. The same command continues a run that was interrupted.
---features=I/N computes a part of the features of features='cached' (docs/choosing.md).
-docs/launch.md describes several processes that train together.
+A config is a Python file or the name of a recipe (`dmljax list` prints both); arguments follow a
+colon. --config.FIELD=VALUE changes a field, also a nested one: `dmljax list fields` explains the
+fields, and --print shows their values. The same command continues an interrupted run.
+--features=I/N computes a part of the features for features='cached' (docs/choosing.md).
+docs/launch.md describes training on several processes.
 """
 
 import argparse
@@ -26,42 +26,46 @@ from dmljax.config import sources
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", help="what to run, such as configs/glyphs.py or glyphs")
+    parser.add_argument(
+        "--config", help="config file or recipe, such as configs/glyphs.py or glyphs"
+    )
     parser.add_argument("--workdir", help="folder of the run; runs/CONFIG-ARGUMENTS by default")
     parser.add_argument(
         "--overwrite",
         action="store_true",
-        help="delete the run of another config in the same folder",
+        help="delete a run of another config in the same folder",
     )
     parser.add_argument(
         "--print",
         action="store_true",
-        help="print every value of the config and whether it is a default, from the recipe, from "
-        "the config file or from the command line, and end; it checks names and types alone",
+        help="print every value of the config and where it comes from, and exit; checks only names "
+        "and types",
     )
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="check the run as its start does, print what it trains, its operations, memory and "
-        "largest batch, and end",
+        help="check everything that the start of a run checks, print the trained parameters, the "
+        "operations, the memory and the largest batch, and exit",
     )
     parser.add_argument(
         "--topology",
-        help="with --dry-run: the memory of a device by the program that XLA compiles for these "
-        "GPUs or TPUs, which need not be there, such as h100:8 or v5e:1x1,v5e:2x4,v5e:8x8",
+        help="with --dry-run: compile for these GPUs or TPUs, which need not be present, and print "
+        "the memory per device; such as h100:8 or v5e:1x1,v5e:2x4,v5e:8x8",
     )
     parser.add_argument(
-        "--features", help="I/N: only compute part I of N of the cached features, and end"
+        "--features",
+        metavar="I/N",
+        help="compute only part I of N of the cached features, and exit",
     )
     add_trust(parser)
     group = parser.add_argument_group("several processes")
-    group.add_argument("--coordinator", help="HOST:PORT of process 0")
-    group.add_argument("--processes", type=int, help="how many processes train together")
-    group.add_argument("--process", type=int, help="the number of this one, from 0")
+    group.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0")
+    group.add_argument("--processes", type=int, help="number of processes")
+    group.add_argument("--process", type=int, help="index of this process, from 0")
     group.add_argument(
         "--distributed",
         action="store_true",
-        help="ask Slurm, a TPU pod or Open MPI for the three values above",
+        help="take these three values from Slurm, a TPU pod or Open MPI",
     )
 
 
@@ -106,7 +110,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
 
 
 def _is_deterministic(name: str, overrides: Sequence[str]) -> bool:
-    """Whether the config sets `runtime.deterministic`. Its errors are reported later, by `_train`.
+    """Returns whether the config sets `runtime.deterministic`; `_train` reports its errors later.
 
     Several processes must first have joined, so that all of them end if one of them fails.
     """
@@ -190,7 +194,7 @@ def _train_with_others(arguments: argparse.Namespace, overrides: Sequence[str]) 
 
 
 def _status_of(error: Exception) -> int:
-    """Prints what went wrong among several processes; the exit status for it."""
+    """Prints the error of one of several processes, and returns the exit status."""
     import jax
 
     from dmljax.train import hosts

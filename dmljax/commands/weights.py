@@ -1,15 +1,15 @@
 """Download, check and convert published weights.
 
-    dmljax weights list                                name, size, width, license, training data
-    dmljax weights explain dinov2_s14                  the same, input, address, digest
+    dmljax weights list                                name, size, width, license, data
+    dmljax weights explain dinov2_s14                  the same, input, address, hash
     dmljax weights --fetch=resnet50                    download one, check it, print its path
     dmljax weights resnet50-19c8e357.pth --net=resnet50 --to=resnet50.safetensors
     dmljax weights model.safetensors --net=dinov2_s14 --adapter=FOLDER --to=merged.safetensors
 
---net.KEYWORD=VALUE is an argument of the net; --net.classes=None leaves the classifier out. A
-converted file carries its source, its license and the input that the weights expect. --adapter is
-a folder of the package peft (LoRA), which is added to the weights. Files are
-downloaded to $DMLJAX_CACHE, or ~/.cache/dmljax. docs/weights.md describes them.
+--net.ARGUMENT=VALUE is an argument of the net; --net.classes=None leaves the classifier out. A
+converted file contains its source, its license and the input that the weights expect. --adapter
+merges a LoRA adapter of the package peft into the weights. Downloads go to $DMLJAX_CACHE, by
+default ~/.cache/dmljax. docs/weights.md describes the files.
 """
 
 import argparse
@@ -21,15 +21,15 @@ from typing import Any
 
 from dmljax.commands.parser import refuse
 
-_PIPED = 1000  # columns where the output is no terminal: nothing is cut
+_PIPED = 1000  # columns if the output is not a terminal: nothing is cut
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", help="file to convert, or: list, explain")
-    parser.add_argument("name", nargs="?", help="what to explain: a published file or a net")
-    parser.add_argument("--net", help="the net that it is for, such as resnet50")
+    parser.add_argument("name", nargs="?", help="published file or net to explain")
+    parser.add_argument("--net", help="net that the file is for, such as resnet50")
     parser.add_argument("--to", help="file to write, *.safetensors")
-    parser.add_argument("--adapter", help="folder of an adapter of peft, added to the weights")
+    parser.add_argument("--adapter", help="folder of a peft adapter to merge into the weights")
     parser.add_argument("--fetch", help="name of a published file to download")
 
 
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
 
 
 def _check(arguments: argparse.Namespace, extras: Sequence[str]) -> None:
-    """Refuses words that a download or an explanation would ignore."""
+    """Raises if a download or an explanation would ignore words."""
     if arguments.fetch:
         task, words = f"--fetch={arguments.fetch}", [arguments.file, arguments.name]
     elif arguments.file == "explain" and arguments.name:
@@ -86,7 +86,7 @@ def _check(arguments: argparse.Namespace, extras: Sequence[str]) -> None:
 
 
 def _keywords(extras: Sequence[str]) -> dict[str, Any]:
-    """The arguments of the net among the words of the command line."""
+    """Returns the arguments of the net on the command line."""
     refuse("weights", [w for w in extras if not w.startswith("--net.") or "=" not in w])
     keywords = {}
     for word in extras:

@@ -4,18 +4,18 @@
     dmljax zero-shot photos/ --nets=dinov2_s14,siglip2_b16_224,mobilenet_v2
     dmljax zero-shot photos/ --nets=dinov2_s14 --weights=downloads/
 
-photos/ has a folder for each class, or folders query/ and gallery/ with such folders. The table
-shows R@1 and MAP@R with intervals over classes, and the paired difference to the best row. The
-page, the same with pictures, is report.html in --out, by default runs/zero-shot/ and the name of
-the folder: runs/zero-shot/photos. Without --nets, all backbones on this machine are taken: files in
---weights, downloaded ones, installed packages. `dmljax weights` lists all. A file in --weights
-needs the name that `dmljax weights explain NAME` says: clip_b32.safetensors.
+photos/ has one folder per class, or folders query/ and gallery/ with such folders. The table shows
+R@1 and MAP@R with intervals over classes, and the paired difference to the best row. The page,
+report.html in --out, shows the same with pictures. Without --nets, the command scores all backbones
+on this machine: files in --weights, downloaded files and installed packages. `dmljax weights` lists
+all backbones. A file in --weights must have its published name (`dmljax weights explain NAME`),
+such as clip_b32.safetensors.
 
-Images without class folders get no scores. The page then has a map, near duplicates, and clusters
-by the first backbone.
+Images without class folders get no scores. The page then shows a map, near duplicates, and clusters
+of the features of the first backbone.
 
-The features are kept on disk, so that a second command starts with the table. --shard=I/N computes
-part I of N of them only: start N such processes, then the command without it.
+The features are cached in $DMLJAX_CACHE/features. --shard=I/N computes only part I of N of them:
+start N such processes, then the command without --shard.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from dmljax.commands.parser import at_least_one, refuse
+from dmljax.commands.parser import refuse
 from dmljax.hints import check_known
 
 _OUT = pathlib.Path("runs/zero-shot")
@@ -35,13 +35,9 @@ _WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".caffemodel", ".onnx")  # na
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", nargs="?", help="folder of images")
     parser.add_argument("--nets", help="names of published weights, separated by commas")
-    parser.add_argument("--weights", help="a folder with files of published weights")
-    parser.add_argument("--out", help="folder of the page; runs/zero-shot/NAME by default")
-    parser.add_argument("--cache", help="folder of the features; $DMLJAX_CACHE/features by default")
-    parser.add_argument("--shard", help="I/N: only part I of N parts of the features, such as 0/8")
-    parser.add_argument(
-        "--batch-size", type=at_least_one, default=32, help="images at a time; 32 by default"
-    )
+    parser.add_argument("--weights", help="folder with files of published weights")
+    parser.add_argument("--out", help="folder to write the page to; runs/zero-shot/NAME by default")
+    parser.add_argument("--shard", metavar="I/N", help="compute only part I of N of the features")
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
@@ -60,8 +56,8 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         zero_shot.check_out(out)
     images, are_labeled = zero_shot.images_of_folder(arguments.folder)
     backbones = _backbones(arguments)
-    options = {"cache": arguments.cache, "shard": shard, "batch_size": arguments.batch_size}
-    options["skipped"] = collections.Counter()  # so that every image is named once
+    # One counter, so that each unreadable image is named once.
+    options: dict[str, Any] = {"shard": shard, "skipped": collections.Counter()}
     if not are_labeled:
         if len(backbones) > 1:
             names = ", ".join(backbone.name for backbone in backbones[1:])
@@ -89,7 +85,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
 
 
 def _backbones(arguments: argparse.Namespace) -> list[Any]:
-    """The backbones of --nets, or all that are on this machine; says which ones are missing."""
+    """Returns the backbones of --nets, or all on this machine; prints which ones are missing."""
     from dmljax import at_hand, weights
     from dmljax.runs.zero_shot import Backbone
 
@@ -107,20 +103,20 @@ def _backbones(arguments: argparse.Namespace) -> list[Any]:
             )
     backbones = [Backbone(name, paths[name]) for name in names if name in paths]
     if not backbones and arguments.nets:
-        raise FileNotFoundError(f"--nets={arguments.nets}: the weights of none of them are here")
+        raise FileNotFoundError(f"--nets={arguments.nets}: no weights of these nets are here")
     if not backbones:
         raise FileNotFoundError(f"no pretrained backbone is here: {at_hand.GET_BACKBONE}")
     return backbones
 
 
 def _print_unused(folder: pathlib.Path, used: set[pathlib.Path]) -> None:
-    """Says which files of weights of the folder have no published name; raises if all of them."""
+    """Prints which files in the folder have no published name; raises if none has one."""
     files = {path for path in folder.iterdir() if path.suffix in _WEIGHTS}
     if unused := sorted(path.name for path in files - used):
         names = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if unused[5:] else "")
         text = (
-            f"--weights={folder}: not used: {names}. The name of the file says what it is, such as "
-            'clip_b32.safetensors: `dmljax weights explain NAME` has the name under "get it"'
+            f"--weights={folder}: not used: {names}. A file must have its published name, such as "
+            'clip_b32.safetensors: `dmljax weights explain NAME` prints it under "get it"'
         )
         if not files & used:
             raise ValueError(text)
@@ -131,7 +127,7 @@ def _print_unused(folder: pathlib.Path, used: set[pathlib.Path]) -> None:
 
 
 def _print_unreadable(row: Any) -> None:
-    """Says how many images are left out, also where their features come from disk."""
+    """Prints how many images are left out, also if their features come from the cache."""
     if count := row.unreadable:
         print(f"images that could not be read and are left out: {count:,}")
 

@@ -119,9 +119,8 @@ def embed(
     backbone: Backbone | None,
     images: Split,
     *,
-    cache: str | os.PathLike | None = None,
     shard: parts.Shard | None = None,
-    batch_size: int,
+    batch_size: int = 32,
     skipped: collections.Counter[str] | None = None,
 ) -> Row | None:
     """Computes the features of all images as unit vectors; without a backbone, raw pixels.
@@ -149,11 +148,7 @@ def embed(
     preprocessing = transform_fn.title
     if normalize is not None:
         preprocessing += f", {normalization_title(normalize)}"
-    store = Cache(
-        cache or at_hand.features_folder(),
-        about,
-        evaluation=transform_fn,
-    )
+    store = Cache(at_hand.features_folder(), about, evaluation=transform_fn)
     records: Any = store.split(images).records
     if shard is not None or not store.is_complete:
         features.compute(
@@ -165,7 +160,6 @@ def embed(
             shard=shard,
             unreadable="skip",
             skipped=skipped,
-            option="--cache",
         )
     if shard is not None:
         return None

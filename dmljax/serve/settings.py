@@ -25,7 +25,7 @@ class Limits:
     pixels: int = _field(25_000_000, "pixels of an image; a larger one gets 413")
     entries: int = _field(128, "images, texts, vectors, ids or items of a request; more get 413")
     hits: int = _field(2000, "hits in an answer: k times the number of queries; more get 413")
-    seconds: float = _field(20.0, "time to answer a request, and to drain after SIGTERM")
+    seconds: float = _field(20.0, "seconds to answer a request, and to drain after SIGTERM")
     requests: int = _field(64, "requests in flight; further ones get 503 and may try again")
 
 
@@ -36,11 +36,13 @@ class Settings:
     bundle: str
     index: str | None = _field(None, "index to search: a folder or postgresql://...")
     images: str | None = _field(
-        None, "folder with the pictures of stored items; by default the folder that was indexed"
+        None, "folder with the images of stored items; by default the indexed folder"
     )
     host: str = _field("127.0.0.1", "address to listen on")
     port: int = _field(8000, "port to listen on; 0 takes a free one")
-    token_file: str | None = _field(None, "file with one token a line; clients must send one")
+    token_file: str | None = _field(
+        None, "file with one token per line; clients must send one of them"
+    )
     allow_add: bool = _field(False, "let clients add items")
     allow_delete: bool = _field(False, "let clients delete items")
     program: str = _field("stablehlo", "program of the bundle: stablehlo or onnx")

@@ -166,15 +166,13 @@ def compute(
     workers: int = 0,
     unreadable: str = "raise",
     skipped: collections.Counter[str] | None = None,
-    option: str = _OPTION,
 ) -> int:
     """Computes the features of `cache` that are not on disk yet; returns how many images it read.
 
     `features_fn(images uint8) -> [b d]`. With `shard`, only that part of every array is computed;
     processes with other shards, on this host or others, write the others. Without, all parts are
     completed. One file of rows is in memory at a time. With `unreadable='skip'`, images that cannot
-    be read are counted in `skipped`; a name that it already contains is not logged again. `option`
-    names another folder in messages.
+    be read are counted in `skipped`; a name that it already contains is not logged again.
     """
     count, skipped = 0, collections.Counter() if skipped is None else skipped
     for entry in cache.entries:
@@ -199,8 +197,9 @@ def compute(
                     raise
                 raise OSError(
                     f"features cannot be written to {entry.folder}: {error.strerror}. Make space "
-                    f"there, ask for the permission, or name another folder by {option}=FOLDER or "
-                    "$DMLJAX_CACHE; the same command goes on"
+                    f"there, ask for the permission, or "
+                    "name another folder by $DMLJAX_CACHE or, for a run, "
+                    f"{_OPTION}=FOLDER; the same command continues"
                 ) from error
         if entry.folder.exists() and not entry.is_complete:
             parts.complete(entry.folder)

@@ -148,7 +148,7 @@ def test_the_exit_status_tells_correct_damaged_and_wrongly_called_apart(photos, 
         (["--config=nowhere.py"], "has no config 'nowhere.py'"),
         (
             ["--dataset=folder", "--roto=x"],
-            "'--roto=x' is not known (see dmljax doctor --help)",
+            "folder has no argument 'roto'",
         ),
         ([f"--config={broken}"], "broken.py does not run: NameError: name 'nonsense'"),
         ([], "--dataset is needed, one of: cars196"),

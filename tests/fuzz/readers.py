@@ -205,7 +205,7 @@ def _read_bundle(path):
 
     with contextlib.suppress(Exception):
         # What lies behind the digests is read, except for programs: their readers are native
-        # libraries, and may crash (docs/security.md).
+        # libraries, and may crash (docs/ship.md).
         program = json.loads((path / "manifest.json").read_text())["files"]["embed.jaxexport"]
         if sha256(path / "embed.jaxexport") == program["sha256"]:
             forged.renew(path)

@@ -81,17 +81,17 @@ def test_a_run_without_held_out_classes_has_no_val(tmp_path):
 
 def test_evaluate_and_embed_from_the_command_line(finished, tmp_path, capsys):
     run, out = finished[0] / "run", tmp_path / "out"
-    assert main.main(["evaluate", f"--workdir={run}", "--split=val"]) == 0
+    assert main.main(["evaluate", str(run), "--split=val"]) == 0
     printed = capsys.readouterr().out
     assert "R@1" in printed and "val split, 16 images, after step 6" in printed
-    assert main.main(["embed", f"--workdir={run}", f"--out={out}"]) == 0
+    assert main.main(["embed", str(run), f"--out={out}"]) == 0
     assert "32 embeddings" in capsys.readouterr().out
     assert (out / "embeddings.npy").exists()
     for flags, message in (
-        (["evaluate"], "needs --workdir"),
-        (["embed", f"--workdir={run}"], "needs --out"),
-        (["evaluate", f"--workdir={run}", "--config=configs/glyphs.py"], "leave out --con"),
-        (["evaluate", f"--workdir={tmp_path}"], "holds no run"),
+        (["evaluate"], "needs the folder of a run"),
+        (["embed", str(run)], "needs --out"),
+        (["evaluate", str(run), "--config=configs/glyphs.py"], "leave out --con"),
+        (["evaluate", str(tmp_path)], "holds no run"),
     ):
         done = command(*flags, cwd=ROOT)
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and message in done.stderr
