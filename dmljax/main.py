@@ -23,7 +23,7 @@ from absl import flags, logging
 from dmljax import __version__
 from dmljax.commands import xla_flags
 from dmljax.commands.parser import USER_ERRORS, Parser, print_error
-from dmljax.files import allocator, reading
+from dmljax.files import machine, reading
 from dmljax.hints import hint
 
 VERBS = (
@@ -65,7 +65,7 @@ def tune_cpu(*, keep_memory: bool = True) -> None:
     if _has_accelerator():
         return
     if keep_memory:
-        allocator.keep_all()
+        machine.keep_freed_memory()
     xla_flags.add(xla_flags.FOR_CPUS)
     xla_flags.add_threads()
 

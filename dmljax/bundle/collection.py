@@ -29,7 +29,7 @@ import numpy as np
 
 from dmljax.bundle.loading import Bundle, load
 from dmljax.data import image_folders
-from dmljax.files import cores, image_formats, parts, reading
+from dmljax.files import image_formats, machine, parts, reading
 from dmljax.files import writing as files
 from dmljax.index import inputs
 from dmljax.index import parquet as vector_files
@@ -194,7 +194,7 @@ def embed(
     with parts.claimed(out, shard, task) as folder:
         rows = shard.rows(collection.count)
         if not parts.is_complete(folder):
-            with ThreadPoolExecutor(cores.count()) as pool:
+            with ThreadPoolExecutor(machine.core_count()) as pool:
                 for start in range(rows.start, rows.stop, chunk):
                     path = folder / f"{start:012d}.parquet"
                     if not path.exists():

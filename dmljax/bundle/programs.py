@@ -18,7 +18,7 @@ from jax.interpreters.mlir import make_ir_context
 
 from dmljax.bundle import files
 from dmljax.bundle.errors import BadBundle
-from dmljax.files import onnx_files
+from dmljax.files import protobuf
 
 # Operations that pass data to the process or to other devices.
 _OUTSIDE = {f"stablehlo.{name}" for name in ("infeed", "outfeed", "recv", "send")}
@@ -148,7 +148,7 @@ def onnx(folder: pathlib.Path, manifest: files.Manifest) -> Callable[[np.ndarray
     options.add_session_config_entry("session.load_model_format", "ONNX")
     providers = ["CPUExecutionProvider"]
     try:
-        if onnx_files.has_external_data(memoryview(data)):  # files that no digest covers
+        if protobuf.has_external_data(memoryview(data)):  # files that no digest covers
             raise ValueError("it takes values from other files")
         session: Any = onnxruntime.InferenceSession(data, options, providers=providers)
         dimension = session.get_outputs()[0].shape[-1]

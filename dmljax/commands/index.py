@@ -31,7 +31,7 @@ from typing import Any
 
 from dmljax import index as indexes
 from dmljax.commands.parser import add_trust, refuse
-from dmljax.files import cores
+from dmljax.files import machine
 from dmljax.hints import counted, hint, shown_bytes
 from dmljax.index import fill
 
@@ -108,7 +108,7 @@ def _fill(arguments: argparse.Namespace, place: str) -> int:
     if not arguments.bundle and (arguments.images or arguments.verb == "reindex"):
         raise ValueError("--bundle=BUNDLE is needed: it embeds the images")
     bundle = images = None
-    with ThreadPoolExecutor(cores.count()) as pool:
+    with ThreadPoolExecutor(machine.core_count()) as pool:
         if arguments.bundle:
             from dmljax import bundle as bundles
             from dmljax.train import compilation

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Iterable
 
-from dmljax.files import cores
+from dmljax.files import machine
 
 # A flag is its name, its value, and the versions of jaxlib that know it.
 FOR_CPUS = (
@@ -41,7 +41,7 @@ def add_threads() -> None:
     counts = re.findall(pattern, os.environ.get("XLA_FLAGS", ""))
     devices = int(counts[-1] if counts else os.environ.get("JAX_NUM_CPU_DEVICES") or 1)
     if devices > 1:
-        os.environ.setdefault("NPROC", str(max(4 * devices, cores.count())))
+        os.environ.setdefault("NPROC", str(max(4 * devices, machine.core_count())))
 
 
 def require_determinism() -> None:

@@ -18,7 +18,7 @@ from dmljax.data import decode, prepare
 from dmljax.data.datasets import PUBLISHED
 from dmljax.data.records import Reader
 from dmljax.data.splits import Split, Splits, record_name
-from dmljax.files import cores
+from dmljax.files import machine
 from dmljax.files.progress import Progress
 from dmljax.files.writing import sha256
 from dmljax.hints import counted
@@ -164,7 +164,7 @@ def _read(name: str, split: Split, threads: int | None) -> list[_Image]:
     """Reads every image of a split."""
     images, read = [], functools.partial(_read_image, Reader(split))
     with (
-        concurrent.futures.ThreadPoolExecutor(threads or cores.count()) as pool,
+        concurrent.futures.ThreadPoolExecutor(threads or machine.core_count()) as pool,
         Progress(name, len(split), stream=sys.stderr) as progress,
     ):
         for image in pool.map(read, range(len(split))):

@@ -32,7 +32,7 @@ from dmljax.data.batches import EvaluationBatch, PlannedBatch, TrainBatch
 from dmljax.data.records import ArrayRecords, Reader
 from dmljax.data.splits import Split, images_of, record_name
 from dmljax.data.transforms import transform as transform_lib
-from dmljax.files import cores
+from dmljax.files import machine
 from dmljax.hints import counted
 
 _TransformFn = transform_lib.Transform | Callable[[np.ndarray, np.random.Generator], np.ndarray]
@@ -220,7 +220,7 @@ def workers_for(split: Split) -> int:
         isinstance(records, list | tuple)
         and isinstance(next(iter(records), None), str | os.PathLike)
     )
-    count = cores.count()
+    count = machine.core_count()
     if count < _MANY_CORES or not are_files or not _may_start_processes():
         return 0
     return min(count // 2, shutil.disk_usage(_SHARED_MEMORY).free // _SHARED_BYTES)
@@ -306,7 +306,7 @@ def _in_background(
     # grain imports jax, which worker processes and light tools must not load.
     import grain
 
-    threads = threads or max(cores.count() // max(workers, 1), 2 if workers else 4)
+    threads = threads or max(machine.core_count() // max(workers, 1), 2 if workers else 4)
     for name, value, least in (("workers", workers, 0), ("threads", threads, 1)):
         if value < least:
             raise ValueError(f"{name} must be {least} or more, not {value}")

@@ -17,7 +17,7 @@ from dmljax.data.digest import digest_of_source
 from dmljax.data.records import ArrayRecords, Reader
 from dmljax.data.splits import Split, Splits, record_name
 from dmljax.data.transforms import operations as transforms
-from dmljax.files import cores, reading
+from dmljax.files import machine, reading
 from dmljax.files import writing as files
 from dmljax.files.progress import Progress
 
@@ -64,7 +64,7 @@ def prepare(
     out = pathlib.Path(out).expanduser()
     finished = _open(out, settings)
     manifest: dict[str, Any] = {"format": FORMAT, "settings": settings, "splits": {}}
-    with concurrent.futures.ThreadPoolExecutor(threads or cores.count()) as pool:
+    with concurrent.futures.ThreadPoolExecutor(threads or machine.core_count()) as pool:
         for name, split in splits._asdict().items():
             shard_count = -(-len(split) // shard_size)
             shards = []

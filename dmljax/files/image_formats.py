@@ -1,4 +1,4 @@
-"""The image formats that dmljax reads, in one table; it needs neither Pillow nor jax."""
+"""The image formats that dmljax reads, in one table; imports neither Pillow nor jax."""
 
 import re
 from typing import NamedTuple

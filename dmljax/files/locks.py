@@ -1,4 +1,4 @@
-"""Locks of the operating system (`flock`), which end with the process, however it ends."""
+"""Locks of the operating system (`flock`), which the system releases when the process ends."""
 
 import fcntl
 import os
@@ -7,15 +7,15 @@ from typing import IO
 
 
 class Taken(Exception):
-    """Another process holds the lock. The message names the owner, as far as it is known."""
+    """Another process holds the lock. The message names the owner if it is known."""
 
 
 def lock(path: pathlib.Path, *, shared: bool = False, wait: bool = False) -> IO[str]:
-    """The open lock file `path`. The lock is held until the file is closed, as a `with` block does.
+    """Locks the file `path`, and returns it open: closing the file releases the lock.
 
     An exclusive lock writes the process and the host into the file, and `Taken` names them.
-    `shared` locks exclude exclusive ones only. With `wait`, the call returns when the lock is free.
-    A child process that inherits the file holds the lock as well.
+    `shared` locks only exclude exclusive locks. With `wait`, the call waits until the lock is free.
+    A child process that inherits the file also holds the lock.
     """
     # The file may be read-only; NFS gives shared locks only on files that can be read.
     file = path.open("r" if shared and path.exists() else "a+")

@@ -1,4 +1,4 @@
-"""A folder that many processes fill, each one part of the rows, without talking to each other.
+"""A folder that many processes fill with parts of the rows, without communication.
 
 vectors/
     shards.json          the number of parts and what all parts must have in common

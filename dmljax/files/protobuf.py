@@ -1,4 +1,4 @@
-"""Protobuf messages, field by field off the wire, without a schema."""
+"""Protobuf messages, field by field without a schema, and the external data of ONNX files."""
 
 import math
 from collections.abc import Iterator
@@ -6,9 +6,21 @@ from typing import Any
 
 import numpy as np
 
+# Messages of onnx.proto, and the types of their fields that contain tensors.
+_PATHS = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "function": {7: "node", 11: "attribute"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+}
+_EXTERNAL_DATA, _DATA_LOCATION = 13, 14  # of a TensorProto
+
 
 def fields(view: memoryview) -> Iterator[tuple[int, int, Any]]:
-    """(number, wire type, value) of each field.
+    """Yields (number, wire type, value) of each field.
 
     The value is an int for wire type 0, and bytes for 1 and 5 (a number) and for 2.
     """
@@ -49,18 +61,18 @@ class Message(dict[int, list[Any]]):
             self.setdefault(number, []).append(value)
 
     def blocks(self, number: int) -> list[memoryview]:
-        """All values of a field that is not an integer."""
+        """Returns all values of a field that is not an integer."""
         values = self.get(number, [])
         if any(isinstance(value, int) for value in values):
             raise ValueError(f"field {number} is a number")
         return values
 
     def text(self, number: int) -> str:
-        """The last value of a text field, or ''."""
+        """Returns the last value of a text field, or ''."""
         return str(b"".join(self.blocks(number)[-1:]), "utf-8")
 
     def ints(self, number: int) -> list[int]:
-        """Repeated integers, packed or not."""
+        """Returns repeated integers, packed or not."""
         integers = []
         for value in self.get(number, []):
             if isinstance(value, int):
@@ -73,12 +85,31 @@ class Message(dict[int, list[Any]]):
         return integers
 
     def array(self, number: int, dtype: str) -> np.ndarray:
-        """Repeated numbers of fixed width, packed or not."""
+        """Returns repeated numbers of fixed width, packed or not."""
         return np.frombuffer(b"".join(self.blocks(number)), dtype)
 
 
 def shaped(values: np.ndarray, shape: list[int]) -> np.ndarray:
-    """`values` in this shape, if it has as many."""
+    """Returns `values` in this shape; raises if the sizes differ."""
     if math.prod(shape) != values.size:
         raise ValueError(f"{values.size} values for the shape {shape}")
     return values.reshape(shape)
+
+
+def has_external_data(view: memoryview) -> bool:
+    """Returns whether any tensor of a ModelProto is in another file; raises if it is damaged.
+
+    It checks all tensors, also of subgraphs, functions, attributes and sparse initializers.
+    """
+    remaining = [("model", view)]
+    while remaining:
+        message, content = remaining.pop()
+        for number, wire, value in fields(content):
+            if message == "tensor":
+                # Each occurrence counts, and any number but DEFAULT (0), as parsers cut numbers
+                # to 32 bits.
+                if number == _EXTERNAL_DATA or (number == _DATA_LOCATION and value != 0):
+                    return True
+            elif wire == 2 and number in _PATHS[message]:
+                remaining.append((_PATHS[message][number], value))
+    return False

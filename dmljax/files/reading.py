@@ -1,4 +1,4 @@
-"""Files that a run leaves, as plain data, and whether their text may name modules to import."""
+"""Files of run folders as plain data, and whether their text may name modules to import."""
 
 import contextlib
 import contextvars
@@ -22,8 +22,8 @@ class FileText(str):
     """Text of a file that somebody else may have written; `path` is that file.
 
     `config.registry` imports no module that such text names. Text that the user typed is a plain
-    `str`. The mark survives copies of the config, `pickle` and overrides of other fields, and ends
-    where text is built or parsed again.
+    `str`. The mark survives copies of the config, `pickle` and overrides of other fields. Text
+    that is built or parsed again loses it.
     """
 
     path: str
@@ -31,7 +31,7 @@ class FileText(str):
 
 @contextlib.contextmanager
 def trusting_modules(trust: bool) -> Iterator[None]:
-    """Within the block, what is read may name modules to import if `trust`, or as outside of it."""
+    """Allows files that are read within the block to name modules to import, if `trust`."""
     token = _TRUSTED.set(trust or _TRUSTED.get())
     try:
         yield
@@ -40,12 +40,12 @@ def trusting_modules(trust: bool) -> Iterator[None]:
 
 
 def trust_words() -> list[str]:
-    """The flag with which a command of this process passes its trust on to another command."""
+    """Returns the flag by which this process passes its trust on to another command."""
     return ["--trust-modules"] if _TRUSTED.get() else []
 
 
 def marked(content: Any, path: str | os.PathLike) -> Any:
-    """The content of the file `path`, with text that could name a module as `FileText`.
+    """Returns the content of the file `path`, with text that could name a module as `FileText`.
 
     Within `trusting_modules(True)` it stays plain text.
     """
@@ -61,10 +61,10 @@ def marked(content: Any, path: str | os.PathLike) -> Any:
 
 
 def json_value(text: str | bytes, **options: Any) -> Any:
-    """The value of JSON text that somebody else may have written, with options of `json.loads`.
+    """Parses JSON text that somebody else may have written, with options of `json.loads`.
 
-    ValueError if it is no JSON, or nested deeper than 100 levels: deeper values exhaust the stack
-    of functions that walk through them.
+    Raises ValueError for text that is not JSON, or is nested deeper than 100 levels: deeper values
+    exhaust the stack of recursive functions.
     """
     try:
         value = json.loads(text, **options)
@@ -80,7 +80,7 @@ def json_value(text: str | bytes, **options: Any) -> Any:
 
 
 def json_file(path: str | os.PathLike) -> Any:
-    """The value of a JSON file; ValueError with its path if it is damaged, see `json_value`."""
+    """Reads a JSON file by `json_value`; raises ValueError with its path if it is damaged."""
     text = pathlib.Path(path).read_bytes()
     try:
         return json_value(text)
@@ -89,7 +89,7 @@ def json_file(path: str | os.PathLike) -> Any:
 
 
 def json_object_or_empty(path: str | os.PathLike) -> dict[str, Any]:
-    """The object in a file of JSON; {} where there is none or it cannot be read."""
+    """Reads an object from a JSON file; returns {} if there is none or it cannot be read."""
     try:
         content = json_file(path)
     except (OSError, ValueError):
@@ -100,7 +100,7 @@ def json_object_or_empty(path: str | os.PathLike) -> dict[str, Any]:
 def check_types(content: Any, fields: Mapping[str, type | types.UnionType]) -> None:
     """Raises ValueError unless `content` is an object with these fields, of these types."""
     if not isinstance(content, dict):
-        raise ValueError("it is no object with named fields")
+        raise ValueError("it is not an object with named fields")
     for name, kind in fields.items():
         if name not in content:
             raise ValueError(f"it has no field {name!r}")
@@ -111,7 +111,7 @@ def check_types(content: Any, fields: Mapping[str, type | types.UnionType]) -> N
 
 
 def json_lines(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """The lines of a `.jsonl` file that have a step. Torn lines are left out, as in a live run."""
+    """Reads the lines of a `.jsonl` file that have a step; skips torn lines of a live run."""
     try:
         texts = pathlib.Path(path).read_text().splitlines()
     except (OSError, ValueError):
@@ -126,7 +126,7 @@ def json_lines(path: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def chosen_run(workdir: str | os.PathLike) -> pathlib.Path:
-    """The folder of the run that counts: of a finished ladder the step that it has chosen.
+    """Returns `workdir`, or for a finished ladder the folder of its chosen step.
 
     Raises for a ladder that is not finished or has chosen no step, and for a bundle, which also has
     a `config.json`.
@@ -145,8 +145,8 @@ def chosen_run(workdir: str | os.PathLike) -> pathlib.Path:
     except (FileNotFoundError, NotADirectoryError):
         if json_object_or_empty(files.config).get("ladder"):
             raise ValueError(
-                f"the ladder in {folder} is not finished: the same command goes on with it. Each "
-                f"step is a run in a folder of its own in {folder}"
+                f"the ladder in {folder} is not finished: the same command continues it. Each step "
+                f"is a run in its own folder in {folder}"
             ) from None
         return folder
     except (ValueError, KeyError, TypeError) as error:
@@ -157,7 +157,7 @@ def chosen_run(workdir: str | os.PathLike) -> pathlib.Path:
         advice = ladder.get("frozen", "`dmljax export --net=...` makes a bundle of that backbone")
         raise ValueError(
             f"the ladder in {folder} has chosen no step, because none is better than the frozen "
-            f"backbone: {advice}; to read a step all the same, name its folder, such as {chosen}"
+            f"backbone: {advice}; to read a step anyway, name its folder, such as {chosen}"
         )
     return chosen
 
@@ -174,7 +174,7 @@ def object_of_run(path: pathlib.Path) -> dict[str, Any]:
     try:
         content = json_value(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
-            raise ValueError("it is no object with named fields")
+            raise ValueError("it is not an object with named fields")
         return marked(content, path)
     except ValueError as error:
         raise ValueError(

@@ -20,9 +20,9 @@ _TYPES |= {"versions": dict, "code": dict | None}
 class Chosen(NamedTuple):
     """The step whose scores count, and the rule that chose it.
 
-    `score` and `split` are None where the last step counts; otherwise it is the best of
-    `candidates` evaluations by that score, the earliest of equals. `uses_test` tells whether test
-    scores had a part in the choice: by `select`, or by `reload_best_at`.
+    `score` and `split` are None if the last step counts; otherwise `step` is the first step with
+    the best score of `candidates` evaluations. `uses_test` tells whether test scores influenced the
+    choice, by `select` or by `reload_best_at`.
     """
 
     step: int
@@ -48,8 +48,7 @@ class Evaluated(NamedTuple):
 class Result(NamedTuple):
     """The content of `result.json`.
 
-    * `config`, `argument`: the file or recipe that the command line names, and the text behind its
-      colon.
+    * `config`, `argument`: the file or recipe on the command line, and the text after its colon.
     * `status`: 'finished', 'diverged' (the loss, the gradient or an embedding was not finite) or
       'failed'; `message` is the error. Unless finished, `chosen` is None and `scores` is empty.
     * `steps`: the planned length. `step`: the last step of training; for a run that diverged the
@@ -59,9 +58,9 @@ class Result(NamedTuple):
     * `wall_seconds`: of all processes that trained this run one after another.
     * `code`: the git revision of dmljax and whether files differ from it; None for an installed
       package.
-    * `average`: over what a score is a mean, 'queries' or 'classes'.
-    * `preprocessing`: what was done with the evaluated images before the net.
-    * `against_frozen`: scores beside the scores of the pretrained backbone without training, see
+    * `average`: whether a score is a mean over 'queries' or 'classes'.
+    * `preprocessing`: the operations on the evaluated images before the net.
+    * `against_frozen`: scores and those of the pretrained backbone without training, see
       `runs.frozen.Against`.
     """
 
@@ -88,7 +87,7 @@ class Result(NamedTuple):
 
 
 def first_best(scores: Mapping[int, float]) -> int | None:
-    """The step (or number) of the highest score, and of equal scores the first; None of none.
+    """Returns the first step (or number) with the highest score; None without scores.
 
     Published code saves a checkpoint on strict improvement, which is the same choice.
 
@@ -111,7 +110,7 @@ def write(workdir: str | os.PathLike, result: Result) -> None:
 
 
 def read_if_any(workdir: str | os.PathLike) -> Result | None:
-    """The result of the run in a folder; None where there is none or it cannot be read."""
+    """Reads the result of a run; returns None if there is none or it cannot be read."""
     try:
         return read(workdir)
     except (OSError, ValueError):
@@ -119,17 +118,17 @@ def read_if_any(workdir: str | os.PathLike) -> Result | None:
 
 
 def read(workdir: str | os.PathLike) -> Result:
-    """The result of the run in a folder."""
+    """Reads the result of the run in a folder."""
     path = RunFolder(workdir).result
     if not path.is_file():
         raise FileNotFoundError(
-            f"{workdir} has no result.json: it is not a run folder, or its run has not ended"
+            f"{workdir} has no result.json: it is not a run folder, or its run has not finished"
         )
     try:
         content = reading.json_value(path.read_bytes())
         reading.check_types(content, _TYPES)
         if content.pop("format") != FORMAT:
-            raise ValueError("its format is of another version of dmljax")
+            raise ValueError("its format is unknown")
         if content["chosen"] is not None:
             reading.check_types(content["chosen"], {"step": int, "candidates": int})
             content["chosen"] = Chosen(**content["chosen"])
@@ -147,7 +146,7 @@ def read(workdir: str | os.PathLike) -> Result:
 
 
 def _finite(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """Scores for JSON, which has no NaN."""
+    """Replaces NaN and infinities by None, because JSON lacks them."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in scores.items()

@@ -1,4 +1,4 @@
-"""The files of a run folder: whoever writes or reads one of them takes its path from here."""
+"""The paths of the files of a run folder, for all code that writes or reads them."""
 
 import os
 import pathlib
@@ -16,7 +16,7 @@ class RunFolder:
         self.config = self.path / "config.json"
         self.digests = self.path / "digests.json"
         self.lock = self.path / "lock"
-        # What a run computes.
+        # Results of a run.
         self.checkpoints = self._result("checkpoints")
         self.checkpoint_sums = self._result("checkpoints_sums")
         self.damaged_checkpoints = self._result("checkpoints_damaged")
@@ -31,7 +31,7 @@ class RunFolder:
         self.frames = self._result("frames")
         self.movie = self._result("movie.gif")
         self.ladder = self._result("ladder.json")
-        # What a study writes beside a run.
+        # Files that a study writes.
         self.study_lock = self.path / "study.lock"
         self.output = self.path / "output.txt"
         self.failure = self.path / "failure.json"

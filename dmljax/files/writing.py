@@ -16,7 +16,7 @@ import numpy as np
 
 @contextlib.contextmanager
 def atomic_writer(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]:
-    """A file that appears under `path` when the block ends without an error.
+    """Yields a file that appears under `path` when the block ends without an error.
 
     The content goes to a temporary file in the same folder, is flushed to the disk and then renamed
     to `path`; the rename is flushed, too. After an error, a kill or a loss of power in the block,
@@ -39,7 +39,7 @@ def atomic_writer(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]
         is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
         if is_missing and not path.parent.is_dir():  # the error names a temporary file
             raise FileNotFoundError(
-                f"{path} cannot be written: {path.parent} is no folder; make it first"
+                f"{path} cannot be written: {path.parent} is not a folder; make it first"
             ) from None
         raise
 
@@ -88,13 +88,13 @@ def sync(path: str | os.PathLike) -> None:
 
 
 def sha256(path: str | os.PathLike) -> str:
-    """The SHA-256 of a file, in hexadecimal digits."""
+    """Returns the SHA-256 of a file, in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_once(path: str | os.PathLike, algorithm: str = "sha256") -> str:
-    """The digest of a large file, computed once per process while its size and its time stay."""
+    """Returns the hash of a large file, computed once per process unless the file changes."""
     file = os.stat(path)
     return _digest(os.path.realpath(path), file.st_size, file.st_mtime_ns, file.st_ino, algorithm)
 

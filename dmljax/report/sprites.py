@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from dmljax.data.decode import UnreadableImage, file_bytes, to_pil
-from dmljax.files import cores
+from dmljax.files import machine
 from dmljax.metrics.sides import in_turn
 
 CELLS = 16  # cells along each edge of a sheet
@@ -85,7 +85,7 @@ def make(
     pending: list[Future[bytes]] = []
     rows: list[int] = []
     filled, sheet = 0, np.zeros((CELLS * side, CELLS * side, 3), np.uint8)
-    with ThreadPoolExecutor(cores.count()) as encoders:  # WebP takes longer than all the rest
+    with ThreadPoolExecutor(machine.core_count()) as encoders:  # WebP takes most of the time
         for item in chosen:
             try:
                 picture = cover(read_fn(int(item)), side)

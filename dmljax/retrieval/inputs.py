@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Integer
 
-from dmljax.files import cores
+from dmljax.files import machine
 
 Embeddings = Float[Array, "b d"] | np.ndarray
 Labels = Integer[Array, "b"] | np.ndarray
@@ -184,7 +184,7 @@ def _check_finite(vectors: np.ndarray, name: str) -> Float[np.ndarray, "d"]:
         return rows.sum(axis=0), float(squared_norms.sum(dtype=np.float64))
 
     total, squares = np.zeros(vectors.shape[1]), 0.0
-    with concurrent.futures.ThreadPoolExecutor(cores.count()) as pool:
+    with concurrent.futures.ThreadPoolExecutor(machine.core_count()) as pool:
         for row_sum, row_squares in pool.map(sums, range(0, len(vectors), _ROWS)):
             total += row_sum
             squares += row_squares

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from dmljax import ops
-from dmljax.files import cores
+from dmljax.files import machine
 from dmljax.retrieval import inputs, tiles
 from dmljax.retrieval.inputs import Labels
 from dmljax.retrieval.layout import QueryBlock, Ranks, ranks_of
@@ -36,7 +36,7 @@ def sort_ranks(
         height //= 2
     items = tiles.pad_items(block.items, height)
     row_tiles = make_tiles(items=items, side=height)
-    with concurrent.futures.ThreadPoolExecutor(cores.count()) as pool:
+    with concurrent.futures.ThreadPoolExecutor(machine.core_count()) as pool:
         for i in range(len(row_tiles)):
             queries = block.rows(slice(i * height, (i + 1) * height))
             strip = np.empty((height, width), row_tiles[i].vectors.dtype)

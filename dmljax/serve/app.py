@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Router
 
-from dmljax.files import allocator
+from dmljax.files import machine
 from dmljax.hints import NO_THRESHOLDS, hint
 from dmljax.index import Index, InvalidInput, inputs
 from dmljax.index.nearest import SIMILARITIES
@@ -143,7 +143,7 @@ class _Requests:
                 self._running -= 1
                 self._service.metrics.running.set(self._running)
                 if is_large:  # its memory goes back to the system, when nothing refers to it
-                    asyncio.get_running_loop().call_later(_TRIM_SECONDS, allocator.trim)
+                    asyncio.get_running_loop().call_later(_TRIM_SECONDS, machine.trim_memory)
 
     async def _body(self, request: Request, route: api.Route, options: Any) -> Any:
         """Returns the body as the type of the route, with the `options` that it leaves out."""

@@ -27,8 +27,7 @@ from dmljax.bundle import images, preprocessing
 from dmljax.bundle.errors import KINDS, BadImage
 from dmljax.bundle.preprocessing import Preprocessing
 from dmljax.data.decode import file_bytes
-from dmljax.files import allocator, cores
-from dmljax.files.memory import free_memory
+from dmljax.files import machine
 from dmljax.files.reading import json_value
 from dmljax.serve.errors import Refused
 
@@ -214,8 +213,8 @@ def default_count(memory: int) -> int:
 
     `memory` is what one of them may take. Limits of a container count.
     """
-    fitting = int(_SHARE_OF_MEMORY * free_memory()) // memory
-    return max(2, min(cores.count(), fitting))
+    fitting = int(_SHARE_OF_MEMORY * machine.free_memory()) // memory
+    return max(2, min(machine.core_count(), fitting))
 
 
 def main(memory: int, pixels: int, spec: str) -> None:
@@ -279,7 +278,7 @@ def _small_picture(image: bytes, check_size_fn: Callable[[int, int], None]) -> b
 
 def _limit(memory: int) -> None:
     """Limits this process to `memory` bytes more than it has now."""
-    allocator.keep_at_most(_KEPT_BYTES, large=_BLOCK_BYTES)
+    machine.limit_freed_memory(_KEPT_BYTES, large=_BLOCK_BYTES)
     with contextlib.suppress(OSError):
         pathlib.Path("/proc/self/oom_score_adj").write_text(_OUT_OF_MEMORY_SCORE)
     with contextlib.suppress(OSError, ValueError):

@@ -8,7 +8,7 @@ import sys
 
 import uvicorn
 
-from dmljax.files import allocator
+from dmljax.files import machine
 from dmljax.serve import app
 from dmljax.serve.service import Service
 from dmljax.serve.settings import Settings
@@ -30,7 +30,7 @@ def run(settings: Settings) -> int:
     )
     logging.getLogger("dmljax.serve").setLevel(logging.INFO)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    allocator.keep_at_most(_KEPT, large=_LARGE)
+    machine.limit_freed_memory(_KEPT, large=_LARGE)
     listening = _bound(settings.host, settings.port)
     service = Service(settings)
     host, port = listening.getsockname()[:2]

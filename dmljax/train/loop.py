@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from dmljax.data import pipeline
-from dmljax.files import allocator
+from dmljax.files import machine
 from dmljax.files.result import first_best
 from dmljax.train import compilation, initial_state, neighbors
 from dmljax.train.checkpoints import Checkpoints
@@ -120,7 +120,7 @@ def train(
             call_fn(evaluation, step=step, workdir=workdir)
         # An array that lives on can lie in the block of a step, which glibc keeps
         # (`main.tune_cpu`); without this the process grows by a block with every evaluation.
-        allocator.trim()
+        machine.trim_memory()
         journal.restart_clock(step)
         return evaluation
 

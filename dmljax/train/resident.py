@@ -18,8 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from dmljax.data import batches
 from dmljax.data.records import Reader
-from dmljax.files import cores
-from dmljax.files.memory import free_memory
+from dmljax.files import machine
 from dmljax.hints import shown_bytes
 from dmljax.retrieval.sharding import free_bytes
 from dmljax.train import augment, hosts
@@ -114,7 +113,7 @@ def _read(run: Run) -> Iterator[tuple[int, np.ndarray]]:
         return [batches.read(reader, i, skip=skip) for i in rows]
 
     rows = range(len(run.train))
-    with concurrent.futures.ThreadPoolExecutor(max(cores.count(), 4)) as pool:
+    with concurrent.futures.ThreadPoolExecutor(max(machine.core_count(), 4)) as pool:
         for start in rows[::_AHEAD]:
             tasks = (rows[i : i + _TASK] for i in rows[start : start + _AHEAD : _TASK])
             for images in pool.map(read_all, tasks):
@@ -164,7 +163,7 @@ class _Memory:
 def _free_bytes(devices: Sequence[jax.Device]) -> int:
     """Returns the free memory of each device; CPUs share half of the host's."""
     free = [count for x in devices if (count := free_bytes(x.memory_stats())) is not None]
-    return min(free) if len(free) == len(devices) else free_memory() // (2 * len(devices))
+    return min(free) if len(free) == len(devices) else machine.free_memory() // (2 * len(devices))
 
 
 def _block(images: list[np.ndarray | None], rows: range, memory: _Memory) -> np.ndarray:

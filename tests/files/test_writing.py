@@ -37,7 +37,9 @@ def test_a_text_is_written_and_a_missing_folder_is_refused(tmp_path):
     files.write_text(tmp_path / "text", "a\nb")
     assert (tmp_path / "text").read_text() == "a\nb"
     for folder in (tmp_path / "missing", tmp_path / "text"):
-        message = f"^{folder / 'a.html'} cannot be written: {folder} is no folder; make it first$"
+        message = (
+            f"^{folder / 'a.html'} cannot be written: {folder} is not a folder; make it first$"
+        )
         with pytest.raises(FileNotFoundError, match=message):
             files.write_text(folder / "a.html", "a")
 

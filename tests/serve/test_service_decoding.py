@@ -213,6 +213,6 @@ def test_the_workers_end_with_a_service_that_is_killed(bundle_folder, tmp_path):
 
 @pytest.mark.parametrize("free, expected", [(99 << 30, 64), (4 << 30, 4), (9 << 20, 2)])
 def test_the_default_number_of_workers_fits_cores_and_memory(monkeypatch, free, expected):
-    monkeypatch.setattr("dmljax.files.cores.count", lambda: 64)
-    monkeypatch.setattr("dmljax.serve.decoding.free_memory", lambda: free)
+    monkeypatch.setattr("dmljax.files.machine.core_count", lambda: 64)
+    monkeypatch.setattr("dmljax.files.machine.free_memory", lambda: free)
     assert default_count(500 << 20) == expected

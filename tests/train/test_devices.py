@@ -164,12 +164,12 @@ def test_free_memory_below_an_array_is_returned():
         "import numpy as np\n"
         "from dmljax import main\n"
         "main.tune_cpu()\n"
-        "from dmljax.files import allocator\n"
+        "from dmljax.files import machine\n"
         "def resident(): return int(open('/proc/self/statm').read().split()[1]) * 4096 >> 20\n"
         "block, above = np.ones(200 << 17), np.ones(1 << 17)\n"
         "del block\n"
         "before = resident()\n"
-        "allocator.trim()\n"
+        "machine.trim_memory()\n"
         "print(before - resident())"
     )
     assert 190 < int(python(code).stdout) < 210  # MiB

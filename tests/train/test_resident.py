@@ -294,7 +294,7 @@ def test_images_that_do_not_fit_are_refused_with_what_they_need(tmp_path, monkey
     run = run._replace(options=build(config | {"runtime": {"data": "auto"}}).options)
     assert resident.choose(run, say=said.append) is None
     assert len(said) == 1 and "and they may take 50%" in said[0] and "\n" not in said[0]
-    monkeypatch.setattr(resident, "free_memory", lambda: 1 << 40)
+    monkeypatch.setattr(resident.machine, "free_memory", lambda: 1 << 40)
     assert resident._free_bytes(jax.devices()[:4]) == 1 << 37  # of half, as they share it
     monkeypatch.setattr(hosts, "highest", lambda number: 1)  # what another host says
     with pytest.raises(resident.DoesNotFit, match="on the devices of another host"):

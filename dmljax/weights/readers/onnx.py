@@ -5,8 +5,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from dmljax.files.onnx_files import has_external_data
-from dmljax.files.protobuf import Message, shaped
+from dmljax.files.protobuf import Message, has_external_data, shaped
 from dmljax.weights.readers.errors import Refused
 
 _DTYPES: dict[int, Any] = {  # by TensorProto.DataType

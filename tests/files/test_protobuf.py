@@ -4,7 +4,7 @@ import forged
 import pytest
 from forged import field
 
-from dmljax.files.onnx_files import has_external_data
+from dmljax.files.protobuf import has_external_data
 
 TENSORS = {
     "outside": forged.outside_tensor("secret.txt"),
