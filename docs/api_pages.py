@@ -19,10 +19,6 @@ PAGES = {
     "losses": ("Losses", ["dmljax.losses", "dmljax.losses.pnp_penalties"]),
     "miners": ("Miners", ["dmljax.miners", "dmljax.miners.selections"]),
     "metrics": ("Metrics", ["dmljax.metrics"]),
-    "diagnosis": (
-        "Diagnosis",
-        [f"dmljax.report.{x}" for x in ("diagnosis_classes", "diagnosis_items", "projection")],
-    ),
     "retrieval": ("Retrieval and clustering", ["dmljax.retrieval"]),
     "ops": ("Distances, pair masks, reductions", ["dmljax.ops"]),
     "nets": (

@@ -14,10 +14,8 @@ import numpy as np
 import pytest
 
 from dmljax import losses, metrics, miners, ops, retrieval
-from dmljax.report import diagnosis_classes, diagnosis_items, projection
 
 MODULES = {"losses": losses, "miners": miners, "metrics": metrics, "retrieval": retrieval}
-MODULES |= {m.__name__.split(".")[-1]: m for m in (diagnosis_classes, diagnosis_items, projection)}
 NAMESPACE = {"np": np, "jax": jax, "jnp": jnp, "functools": functools, "ops": ops, **MODULES}
 FUNCTIONS = {
     f"{module}.{name}": getattr(MODULES[module], name)

@@ -15,11 +15,11 @@ from dmljax.hints import counted
 
 
 def read(embeddings: str | os.PathLike, labels: str | os.PathLike) -> tuple[np.ndarray, Split]:
-    """The embeddings `[n d]` of a .npy file, and a split of their labels.
+    """Reads the embeddings `[n d]` of a .npy file, and a split of their labels.
 
     Labels are integers or names in a .npy file, one name per line of a .txt file, or the
     items.safetensors of `dmljax embed`, which may also have queries, gallery and groups. The
-    records of the split are the numbers of the items: there are no images.
+    records of the split are the indices of the items.
     """
     for flag, path in (("--embeddings", embeddings), ("--labels", labels)):
         _check_file(flag, path)
@@ -36,10 +36,10 @@ def read(embeddings: str | os.PathLike, labels: str | os.PathLike) -> tuple[np.n
 def read_baseline(
     baseline: str | os.PathLike, embeddings: np.ndarray, *, name: str | os.PathLike
 ) -> np.ndarray:
-    """The embeddings `[n c]` of another model for the same images, in the same order.
+    """Reads the embeddings `[n c]` of another model for the same images, in the same order.
 
-    `embeddings` are those that the baseline is compared with, of the file `name`. A row that cannot
-    be read must be unreadable in both.
+    `embeddings`, of the file `name`, are compared with the baseline. A row with a NaN in one file
+    must have one in the other.
     """
     _check_file("--baseline", baseline)
     vectors = _vectors(baseline)
@@ -60,7 +60,7 @@ def read_baseline(
 
 def _check_file(flag: str, path: str | os.PathLike) -> None:
     if not pathlib.Path(path).is_file():
-        raise FileNotFoundError(f"{flag}={path}: there is no such file")
+        raise FileNotFoundError(f"{flag}={path}: the file does not exist")
 
 
 def _check_readable(vectors: np.ndarray, path: str | os.PathLike) -> None:
@@ -69,14 +69,12 @@ def _check_readable(vectors: np.ndarray, path: str | os.PathLike) -> None:
 
 
 def _vectors(path: str | os.PathLike) -> np.ndarray:
-    """The embeddings of a file in float32."""
+    """Reads the embeddings of a file in float32; warns about rows of NaN and rows of zeros."""
     vectors = _array(path)
     if vectors.ndim != 2 or 0 in vectors.shape:
-        raise ValueError(
-            f"{path} has shape {vectors.shape}: an array [items, dimensions] is needed"
-        )
+        raise ValueError(f"{path} must be an array [items, dimensions], got shape {vectors.shape}")
     if vectors.dtype.kind != "f":
-        raise ValueError(f"{path} holds {vectors.dtype}: floating-point numbers are needed")
+        raise ValueError(f"{path} must hold floating-point numbers, got {vectors.dtype}")
     for rows, kind, effect in (
         (~np.isfinite(vectors).all(axis=1), "with a NaN or an infinity", "not in any score"),
         (~vectors.any(axis=1), "of zeros", "write NaN into the rows of images that failed"),
@@ -90,12 +88,12 @@ def _vectors(path: str | os.PathLike) -> np.ndarray:
 
 
 def image_paths(folder: str | os.PathLike, count: int) -> list[pathlib.Path]:
-    """The image files below a folder, in the order of their paths; there must be `count`.
+    """Lists the `count` image files below a folder, in the order of their paths.
 
     Image i belongs to embedding i.
     """
     if not os.path.isdir(folder):
-        raise FileNotFoundError(f"there is no folder {folder}")
+        raise FileNotFoundError(f"the folder {folder} does not exist")
     paths = [pathlib.Path(path) for path in image_folders.image_paths(pathlib.Path(folder))]
     if len(paths) != count:
         raise ValueError(
@@ -109,21 +107,20 @@ def _array(path: str | os.PathLike) -> np.ndarray:
     with open(path, "rb") as file:
         start = file.read(6)
     if start[:4] == b"PK\x03\x04":
-        raise ValueError(f"{path} holds several arrays (.npz): one .npy file is needed")
+        raise ValueError(f"{path} must be one .npy file, got several arrays (.npz)")
     if start != b"\x93NUMPY":
-        raise ValueError(f"{path} is no .npy file: write one by numpy.save(FILE, array)")
+        raise ValueError(f"{path} is not a .npy file: write one with numpy.save(FILE, array)")
     try:
         array = np.load(path, allow_pickle=False, mmap_mode="r")
     except (ValueError, EOFError) as error:
-        reason = "it is damaged, or an array of Python objects"
-        raise ValueError(f"{path} is no .npy file of plain numbers or names: {reason}") from error
-    if not isinstance(array, np.ndarray):
-        raise ValueError(f"{path} holds several arrays (.npz): one .npy file is needed")
+        raise ValueError(
+            f"{path} is damaged, or holds Python objects: write plain arrays"
+        ) from error
     return array
 
 
 def _labels(path: pathlib.Path) -> tuple[np.ndarray, tuple[str, ...], dict[str, np.ndarray]]:
-    """Labels from 0, the names of the classes, and queries, gallery and groups."""
+    """Reads labels from 0, the names of the classes, and queries, gallery and groups."""
     if path.suffix == ".safetensors":
         try:
             with safe_open(path, "np") as file:
@@ -134,13 +131,13 @@ def _labels(path: pathlib.Path) -> tuple[np.ndarray, tuple[str, ...], dict[str, 
             }
             return arrays["labels"], tuple(names), marks
         except (SafetensorError, KeyError, ValueError) as error:
-            raise ValueError(f"{path} is no items.safetensors of dmljax embed: {error}") from error
+            raise ValueError(f"{path} was not written by dmljax embed: {error}") from error
     if path.suffix == ".npy":
         values = _array(path)
         if values.ndim != 1 or values.dtype.kind not in "iubUS":
             raise ValueError(
-                f"{path} holds {values.dtype} of shape {values.shape}: one integer or name for "
-                "each item is needed"
+                f"{path} must hold one integer or name for each item, got {values.dtype} of shape "
+                f"{values.shape}"
             )
         if values.dtype.kind == "S":
             values = np.char.decode(values, "utf-8", "backslashreplace")

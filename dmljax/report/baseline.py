@@ -1,7 +1,4 @@
-"""Embeddings of several models of the same images, compared on the same queries.
-
-They may be of any program: only arrays are compared.
-"""
+"""Embeddings `[n d]` of several models for the same images, compared on the same queries."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +19,10 @@ def scores_of(
     *,
     similarity_fn: retrieval.SimilarityFn = retrieval.euclidean,
 ) -> dict[str, QueryScores]:
-    """The scores of all queries for the embeddings `[n d]` of each model."""
+    """Computes the scores of all queries for each model."""
     for embeddings in models.values():
         if reason := images.missing_positives(embeddings):
-            raise ValueError(f"there is nothing to score: {reason}")
+            raise ValueError(f"no query can be scored: {reason}")
     return {
         name: scores_file.score(x, images, similarity_fn=similarity_fn)
         for name, x in models.items()
@@ -38,7 +35,7 @@ def compare(
     *,
     similarity_fn: retrieval.SimilarityFn = retrieval.euclidean,
 ) -> RunComparison:
-    """Compares embeddings `[n d]` of the same images with the first ones, the baseline."""
+    """Compares the embeddings of each model with those of the first one, the baseline."""
     ranked = {name: diagnosis.ranked_by(x, similarity_fn) for name, x in models.items()}
     note = " ".join(f"{name} is ranked by {text}." for name, text in ranked.items())
     if len(set(ranked.values())) == 1:
@@ -56,10 +53,10 @@ def facts_of(
     files: Sequence[str] | None = None,
     read_fn: Callable[[int], np.ndarray] | None = None,
 ) -> Facts:
-    """The facts of the page of the last model, with its comparison with the baseline.
+    """Computes the facts of the last model, with its comparison to the baseline.
 
-    `result` is from `compare` with the same `similarity_fn`. If the model is worse, the first line
-    of the page says by how much.
+    `result` is from `compare` with the same `similarity_fn`. If the model is worse, the headline
+    says by how much.
     """
     *_, shown = models
     pages = {

@@ -1,10 +1,11 @@
 """The page that compares runs: the page of one of them, with a section of all differences.
 
-Of runs it reads `scores.safetensors` and `report.html`, and needs no images and no nets.
+It reads `scores.safetensors` and `report.html` of each run, and needs neither images nor nets.
 """
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ def write(
 ) -> pathlib.Path:
     """Writes `comparison.html` into the folder of the first run, and returns its path.
 
-    `runs` are `{shown name: folder}`; `fields` as for `facts_of`.
+    `runs` are `{display name: folder}`; `fields` as for `facts_of`.
     """
     folder = pathlib.Path(next(iter(runs.values())))
     return page.write(facts_of(runs, fields=fields), folder / FILE)
@@ -39,10 +40,10 @@ def facts_of(
     result: comparison.RunComparison | None = None,
     fields: Sequence[Sequence[str]] | None = None,
 ) -> Facts:
-    """The facts of the first run's page, with the section that compares.
+    """Reads the facts of the first run's page, and adds the section of the comparison.
 
-    `result` is the comparison, by default of what the runs have written; `fields` as for
-    `of_pages`. A run without a page, other than the first, has no pictures of its own.
+    `result` is the comparison, by default of the files of the runs; `fields` is as for `of_pages`.
+    Any run but the first may lack a page; then its pictures are missing.
     """
     (first, folder), *others = runs.items()
     pages = {first: from_tree(page.read(folder))}
@@ -66,11 +67,11 @@ def of_pages(
     fields_title: str = "About the runs",
     curves: Sequence[Mapping[str, Any]] = (),
 ) -> Facts:
-    """The page of the run `shown`, by default the first, with the section that compares.
+    """Adds the section of the comparison to the page of the run `shown`, by default the first.
 
     `pages` are the pages of the runs by their names in `result`; the first run must have one.
-    `fields` are the rows of the table of differences and `fields_title` is its title; by default
-    the table has the differences of the configs.
+    `fields` are the rows of the table of differences, by default those of the configs, and
+    `fields_title` is its title.
     """
     names = list(result.runs)
     shown = names[0] if shown is None else shown
@@ -78,13 +79,14 @@ def of_pages(
     for score, of_runs in result.scores.items():
         best = max(run.mean for run in of_runs.values())
         rows.append({"score": score, "cells": [_cell(run, best) for run in of_runs.values()]})
+    changes_fn = functools.partial(comparison.class_changes, result.runs[result.first])
     section = {
         "runs": [{"name": name} for name in names],
         "rows": rows,
         "note": " ".join(result.notes),
         "lines": [result.mcnemar_note(name) for name in result.mcnemar],
         "changes": [
-            _changes(index, result.changed_classes(name), pages[names[0]], pages.get(name))
+            _changes(index, changes_fn(result.runs[name]), pages[names[0]], pages.get(name))
             for index, name in enumerate(names[1:], start=1)
         ],
         "curves": curves,
@@ -108,10 +110,7 @@ def of_pages(
 
 
 def _maps(pages: Mapping[str, Facts]) -> list[dict[str, Any]]:
-    """For every run the places of test images on its map, and whether their nearest is right.
-
-    Empty unless two runs have a map.
-    """
+    """Returns positions and hits of the test images of every run; empty for fewer than two maps."""
     maps = []
     for name, facts in pages.items():
         items = facts.items
@@ -135,7 +134,7 @@ def _changes(
     first_page: Facts,
     other_page: Facts | None,
 ) -> dict[str, Any]:
-    """Queries that are right in one of two runs only, by class, the largest change first."""
+    """Lists queries that are right in only one of two runs, by class, the largest change first."""
     assert first_page.items is not None
     n = len(first_page.items.labels)
 

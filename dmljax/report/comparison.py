@@ -23,8 +23,8 @@ from dmljax.report.scores_file import QueryScores
 class RunScore(NamedTuple):
     """A score of one run with its range over classes, and its comparison with the first run.
 
-    `comparison` is None for the first run itself. With three runs and more, its p-value is adjusted
-    by Holm, and the verdict follows the adjusted p-value.
+    `comparison` is None for the first run itself. With three or more runs, Holm adjusts its
+    p-value, and the verdict follows the adjusted p-value.
     """
 
     mean: float
@@ -44,9 +44,9 @@ def worse_text(
     baseline: str,
     where: str = "",
 ) -> str:
-    """How much the `value` of a score is worse than the `reference`, the value of a baseline.
+    """Tells how much the `value` of a score is worse than the `reference` of a baseline.
 
-    `low` and `high` bound the range of the difference; None or NaN if there is none.
+    `low` and `high` bound the range of the difference; without a range they are None or NaN.
     """
     interval = ""
     if low is not None and high is not None and not math.isnan(low):
@@ -56,12 +56,12 @@ def worse_text(
 
 
 class RunComparison(NamedTuple):
-    """`scores[score][run]`, and of each run but the first, McNemar's test of R@1.
+    """Scores of several runs, `scores[score][run]`, and McNemar's tests of R@1.
 
     `runs` are the scores of the queries by the name of the run, and `configs` the configs of the
-    runs. `range_note` says why a range is rough or missing; it is empty otherwise. Scores are means
-    over `average`, 'queries' or 'classes'. `rank_note` says by which distance items are ranked; it
-    is empty for runs.
+    runs. `range_note` tells why a range is rough or missing; it is empty otherwise. Scores are
+    means over `average`, 'queries' or 'classes'. `rank_note` names the distance that ranks items;
+    it is empty for runs.
     """
 
     runs: Mapping[str, QueryScores]
@@ -76,31 +76,23 @@ class RunComparison(NamedTuple):
 
     @property
     def first(self) -> str:
-        """The name of the run with which the others are compared."""
+        """The name of the run that the others are compared with."""
         return next(iter(self.runs))
-
-    def changed_classes(self, name: str) -> list[ClassChange]:
-        """The classes whose R@1 is another one in the run `name` than in the first run."""
-        return class_changes(self.runs[self.first], self.runs[name])
-
-    def changed_fields(self, name: str) -> list[tuple[str, Any, Any]]:
-        """`(field, first, other)` of the fields that differ and that can change a result."""
-        first, other = (self.configs[run] for run in (self.first, name))
-        first, other = (
-            config_fields.essential(config) if config else {} for config in (first, other)
-        )
-        return list(config_files.differences(first, other))
 
     @property
     def field_rows(self) -> list[list[str]]:
-        """A row for every field in which some run differs: its name, and its value in every run."""
-        names = (field for name in self.mcnemar for field, *_ in self.changed_fields(name))
-        configs = self.configs.values()
-        return [[name, *(_field(one, name) for one in configs)] for name in dict.fromkeys(names)]
+        """One row per field that can change a result and differs: its name, its value in each run.
+
+        A value is JSON, or empty where a run does not have the field.
+        """
+        configs = [config_fields.essential(x) if x else {} for x in self.configs.values()]
+        differences = (config_files.differences(configs[0], other) for other in configs[1:])
+        names = dict.fromkeys(name for fields in differences for name, *_ in fields)
+        return [[name, *(_field(config, name) for config in configs)] for name in names]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader needs to know about the numbers, one sentence each."""
+        """Sentences that explain the numbers."""
         sentences = [
             f"{self.queries:,} queries of {counted(self.classes, 'class')}.",
             f"Ranges are {level_text()} bootstrap intervals over classes. Differences are paired "
@@ -123,7 +115,7 @@ class RunComparison(NamedTuple):
         return tuple(sentences)
 
     def worse_note(self, name: str, *, score: str = "MAP@R") -> str:
-        """How much the run `name` is worse than the first, a baseline; "" if its mean is not."""
+        """Tells how much the run `name` is worse than the first, a baseline; "" if it is not."""
         baseline, row = self.scores[score][self.first], self.scores[score][name]
         compared = row.comparison
         if compared is None or not compared.difference < 0:
@@ -132,7 +124,7 @@ class RunComparison(NamedTuple):
         return worse_text(score, row.mean, baseline.mean, *difference, baseline="the baseline")
 
     def mcnemar_note(self, name: str, *, shown_fn: Callable[[str], str] = str) -> str:
-        """The queries that are right in one of two runs only, with McNemar's test."""
+        """Counts the queries that are right in one of two runs only, with McNemar's test."""
         test = self.mcnemar[name]
         return (
             f"R@1: {test.only_first:,} of the queries are right only in {shown_fn(name)}, and "
@@ -142,13 +134,13 @@ class RunComparison(NamedTuple):
 
 
 def read(folders: Mapping[str, str | os.PathLike]) -> RunComparison:
-    """`compare_runs` by the files in the folders of runs, `{shown name: folder}`."""
+    """Compares runs by the files in their folders, `{display name: folder}`."""
     configs = {name: reading.config_of_run(folder) for name, folder in folders.items()}
     averages = {name: _average(config) for name, config in configs.items()}
     if len(set(averages.values())) > 1:
         text = ", ".join(f"{name} over {average}" for name, average in averages.items())
         raise ValueError(
-            f"the scores are means over different things: {text}. Compare runs that have the same "
+            f"runs must average scores in the same way, got {text}: compare runs with the same "
             "evaluate.average"
         )
     scores = {name: scores_file.read(folder) for name, folder in folders.items()}
@@ -172,7 +164,7 @@ def compare_runs(
     """
     names = tuple(runs)
     if len(names) < 2:
-        raise ValueError(f"comparing needs two runs, not {len(names)}")
+        raise ValueError(f"a comparison needs two runs, got {len(names)}")
     first = runs[names[0]]
     for name in names[1:]:
         if reasons := scores_file.differences(first, runs[name]):
@@ -209,7 +201,7 @@ def compare_runs(
 
 
 def _adjusted(comparisons: dict[str, Comparison]) -> dict[str, Comparison]:
-    """P-values adjusted for the number of runs, and verdicts that agree with them."""
+    """Adjusts p-values for the number of runs, and the verdicts with them."""
     p_values = [comparison.p for comparison in comparisons.values()]
     if len(p_values) < 2 or np.isnan(p_values).any():
         return comparisons
@@ -221,7 +213,7 @@ def _adjusted(comparisons: dict[str, Comparison]) -> dict[str, Comparison]:
 
 
 class ClassChange(NamedTuple):
-    """The queries of one class that are right in one of two runs only, and all its queries."""
+    """The queries of one class that are right in only one of two runs, and its query count."""
 
     name: str
     change: float
@@ -231,9 +223,7 @@ class ClassChange(NamedTuple):
 
 
 def class_changes(a: QueryScores, b: QueryScores) -> list[ClassChange]:
-    """The classes whose R@1 changes from run `a` to run `b`, the largest change first."""
-    if reasons := scores_file.differences(a, b):
-        raise ValueError(f"the test sets differ in {', and in '.join(reasons)}")
+    """Returns the classes whose R@1 changes from run `a` to run `b`, the largest change first."""
     is_scored = a.first > 0
     changed = np.flatnonzero(is_scored & ((a.first == 1) != (b.first == 1)))
     sizes = np.bincount(a.labels[is_scored], minlength=len(a.classes))
@@ -248,12 +238,11 @@ def class_changes(a: QueryScores, b: QueryScores) -> list[ClassChange]:
 
 
 def _field(config: Any, path: str) -> str:
-    """A field of a config by its path, as JSON; empty where there is none."""
     for name in path.split("."):
         config = config.get(name) if isinstance(config, dict) else None
     return "" if config is None else json.dumps(config)
 
 
 def p_text(p: float) -> str:
-    """A p-value for a reader: '0.012', '< 0.001', or '-' where there is none."""
+    """Formats a p-value: '0.012', '< 0.001', or '-' for NaN."""
     return "-" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"

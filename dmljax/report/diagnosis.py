@@ -1,7 +1,7 @@
-"""What the page says about classes, labels and the embedding, from the functions of `metrics`.
+"""The sections of a page about classes, labels and the embedding, as plain dicts.
 
 The functions take the arrays of a split (`Data`) and the results of the searches. They return
-plain dicts: the numbers and the items that the page shows, and no more of them than it can show.
+the numbers and the items that the page shows.
 """
 
 from __future__ import annotations
@@ -24,21 +24,18 @@ _FMRS = tuple(sorted({1 / (m * 10**e) for e in range(1, 7) for m in (1, 2, 5)}, 
 _MOST_LISTED = 200
 _MOST_CONFUSIONS = 60
 _MOST_HUBS = 12
-_LEAST_WRONG = 10  # queries of other classes that find an item, from which on it is a hub
-_NEAR = 0.99  # duplicates are nearer than this share of the best partners within a class
+_LEAST_WRONG = 10  # a hub is found by at least this many queries of other classes
+_NEAR = 0.99  # duplicates are nearer than this fraction of the best partners within a class
 _GRAY_SIDE = 16  # pixels of the gray copies
-_CLASSES_FMR = 1e-2  # at which the thresholds of the classes are compared
-_KNOWN_REFUSED = 0.05  # the share of known queries for which the refusal of strangers is told
+_CLASSES_FMR = 1e-2  # false match rate at which the thresholds of the classes are compared
+_KNOWN_REFUSED = 0.05  # fraction of known queries that the threshold for strangers refuses
 _MOST_CLASS_PAIRS = 400_000_000  # pairs that are counted class by class in a few seconds
 _FLAT = 3  # dimensions up to which closeness says little about images
 
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """The embeddings `x [n d]` of a split, and the search that its protocol describes.
-
-    `similarity_fn` is the one of the scores.
-    """
+    """The embeddings `x [n d]` of a split, its search, and the `similarity_fn` of the scores."""
 
     x: np.ndarray
     split: Split
@@ -58,17 +55,17 @@ class Data:
         x = np.asarray(embeddings)
         if x.ndim != 2 or len(x) != len(split):
             raise ValueError(
-                f"embeddings of shape {x.shape} and {len(split)} labels: give one row and one "
-                "label for each image"
+                f"embeddings must have shape [{len(split)}, dimensions], got {x.shape}: give one "
+                "row and one label for each image"
             )
         if not np.issubdtype(x.dtype, np.floating):
-            raise ValueError(f"embeddings are {x.dtype}: give floating-point numbers")
+            raise ValueError(f"embeddings must be floating-point numbers, got {x.dtype}")
         x = x.astype(np.float32, copy=False)
         return cls(x, split, split.search(x), devices, similarity_fn)
 
     @property
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        """The embeddings and the labels of the queries, which every search starts with."""
+        """The embeddings and the labels of the queries."""
         return self.search.embeddings, self.search.labels
 
     @property
@@ -79,12 +76,12 @@ class Data:
         return self.similarity_fn is retrieval.cosine or has_unit_norms
 
     def items_at(self, places: np.ndarray) -> np.ndarray:
-        """Rows of the split from places in the gallery; -1 stays -1."""
+        """Returns rows of the split from indices in the gallery; -1 stays -1."""
         places = np.asarray(places)
         return np.where(places >= 0, self.search.items[np.maximum(places, 0)], -1)
 
     def compact(self, rows: np.ndarray) -> np.ndarray:
-        """Rows of the split as small unsigned integers, with n for -1."""
+        """Returns rows of the split as small unsigned integers, with n for -1."""
         n = len(self.split)
         return np.where(rows < 0, n, rows).astype(np.uint16 if n < 65535 else np.uint32)
 
@@ -92,7 +89,7 @@ class Data:
 def ranked_by(
     embeddings: np.ndarray, similarity_fn: retrieval.SimilarityFn = retrieval.euclidean
 ) -> str:
-    """By what the embeddings `[n d]` are ranked, with their norms where these matter."""
+    """Describes the distance that ranks the embeddings `[n d]`, and their norms if they matter."""
     if similarity_fn is retrieval.cosine:
         return "cosine"
     x = np.asarray(embeddings, np.float32)
@@ -108,7 +105,7 @@ def ranked_by(
 def neighborhoods(
     data: Data, *, similarity_fn: retrieval.SimilarityFn | None = None
 ) -> metrics.Neighborhoods:
-    """The nearest items, by the distance that the scores use or by another one."""
+    """Searches the nearest items, by the similarity of the scores or by another one."""
     if data.is_by_cosine:
         similarity_fn = retrieval.cosine
     return metrics.neighborhoods(
@@ -125,7 +122,7 @@ def histograms(data: Data) -> metrics.SimilarityHistograms:
 
 
 def class_table(data: Data, per_query: Mapping[str, np.ndarray], map_at_r: np.ndarray):
-    """One row for every name: counts, scores, tightness and the next class; NaN without images.
+    """Builds one row per class: counts, scores, tightness and the next class; NaN without images.
 
     `map_at_r [n]` chooses the example of a class: its worst query.
     """
@@ -175,7 +172,7 @@ def class_table(data: Data, per_query: Mapping[str, np.ndarray], map_at_r: np.nd
 def confusions(
     data: Data, per_query: Mapping[str, np.ndarray], near: metrics.Neighborhoods
 ) -> dict[str, Any]:
-    """Which class is taken for which, with pairs of a query and what was nearest."""
+    """Builds the pairs of confused classes, with examples: a query and its nearest item."""
     confused = diagnosis_classes.confusions(
         data.search.labels, per_query["R@1"], near.other, gallery_labels=data.search.item_labels
     )
@@ -203,7 +200,7 @@ def suspects(
     near: metrics.Neighborhoods,
     histograms: metrics.SimilarityHistograms,
 ) -> dict[str, Any]:
-    """Images whose label is perhaps wrong, with the best partners of both classes."""
+    """Lists images whose label may be wrong, with the best partners of both classes."""
     suspected = diagnosis_items.suspected_labels(
         near, histograms, per_query["R@1"], dimension=data.x.shape[1]
     )
@@ -219,9 +216,9 @@ def suspects(
         for row in suspected.items[:_MOST_LISTED]
     ]
     note = (
-        "Its best partner of its own class is no nearer than a stranger would be by luck, and an "
-        "image of another class is as near as real partners are. Swaps between classes that look "
-        "alike are mostly not found."
+        "Its best partner of its own class is not nearer than a stranger would be by chance, and "
+        "an image of another class is as near as real partners are. Most swaps between classes "
+        "that look alike are not found."
     )
     if suspected.refusal:
         return {"refusal": f"Suspected labels are not listed: {suspected.refusal}."}
@@ -229,7 +226,7 @@ def suspects(
 
 
 def hubs(data: Data, near: metrics.Neighborhoods) -> dict[str, Any]:
-    """Images that very many queries find wrongly. Also `counts` and `wrong` of all images."""
+    """Lists images that many queries find wrongly, and `counts` and `wrong` of all images."""
     items = data.search.items
     labels = {"labels": data.search.labels, "gallery_labels": data.search.item_labels}
     result = diagnosis_items.hubs(near.nearest, **labels)
@@ -269,9 +266,9 @@ GrayFn = Callable[[np.ndarray], np.ndarray]  # rows [m] -> small gray copies [m 
 
 
 def gray_copies(read_fn: Callable[[int], np.ndarray] | None) -> GrayFn | None:
-    """Gray copies of the middle square of images, to compare pixels.
+    """Returns a function that makes gray copies of the middle square of images.
 
-    An image that cannot be read gives a constant copy, which correlates with nothing.
+    An unreadable image gives a constant copy, which correlates with nothing.
     """
     if read_fn is None:
         return None
@@ -294,7 +291,7 @@ def _copies(
     gallery_gray_fn: GrayFn | None,
     **search: Any,
 ) -> tuple[float, list[tuple[int, int, float]]]:
-    """A threshold, and pairs above it: a row of the split, a place in the gallery, the cosine."""
+    """Returns a threshold, and pairs above it: row of the split, index in the gallery, cosine."""
     own = near.own_similarity[np.isfinite(near.own_similarity)]
     if not len(own):
         return float("nan"), []
@@ -312,7 +309,7 @@ def _copies(
 
 
 def duplicates(data: Data, near: metrics.Neighborhoods, gray_fn: GrayFn | None) -> dict[str, Any]:
-    """Pairs of almost the same picture with two labels: near in the embedding, and equal pixels.
+    """Lists pairs of almost the same picture with two labels: near embeddings and equal pixels.
 
     Without pictures, only the embedding is compared.
     """
@@ -334,10 +331,10 @@ def leaks(
     gray_fn: GrayFn | None,
     training: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Test images that are also among the training images, by the same rule as duplicates.
+    """Lists test images that are also among the training images, by the rule of duplicates.
 
     `training` has `embeddings`, `labels`, `names` and `read_fn(row) -> uint8 [h w c]` of training
-    images, and `total`, how many there are in all.
+    images, and `total`, the count of all training images.
     """
     if gray_fn is None or training is None or not len(training["labels"]):
         return {}
@@ -360,7 +357,7 @@ def embedding(
     near: metrics.Neighborhoods,
     hubness: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Histograms of pairs with thresholds, the spectrum, and numbers with their meaning."""
+    """Builds histograms of pairs with thresholds, the spectrum, and numbers with their meaning."""
     result: dict[str, Any] = {
         "positives": histograms.positives.astype(np.float64),
         "negatives": histograms.negatives.astype(np.float64),
@@ -385,22 +382,22 @@ def embedding(
         (
             "Density",
             f"{metrics.density(x, data.split.labels[data.search.readable]):.2f}",
-            "distance within a class / between classes; classes of one image are left out",
+            "distance within a class / between classes, without classes of one image",
         ),
     ]
     if x.shape[1] > _FLAT:
-        shares = metrics.spectrum(x)
-        result["spectrum"] = shares.astype(np.float32)
+        fractions = metrics.spectrum(x)
+        result["spectrum"] = fractions.astype(np.float32)
         numbers += [
             (
                 "Effective rank",
-                f"{metrics.effective_rank(shares):.1f} of {x.shape[1]}",
-                "how many directions are in use",
+                f"{metrics.effective_rank(fractions):.1f} of {x.shape[1]}",
+                "count of directions in use",
             ),
             (
                 "Participation",
-                f"{metrics.participation(shares):.1f} of {x.shape[1]}",
-                "the same, weak directions count less",
+                f"{metrics.participation(fractions):.1f} of {x.shape[1]}",
+                "the same, with less weight for weak directions",
             ),
             (
                 "Spectral decay",
@@ -421,7 +418,7 @@ def embedding(
 
 
 def _decay(x: np.ndarray) -> str:
-    """The spectral decay, or why it is infinite."""
+    """Formats the spectral decay, or the reason why it is infinite."""
     decay = metrics.rho_spectrum(x)
     if np.isfinite(decay):
         return f"{decay:.2f}"
@@ -432,7 +429,7 @@ def _decay(x: np.ndarray) -> str:
 def _one_threshold(
     data: Data, histograms: metrics.SimilarityHistograms, near: metrics.Neighborhoods
 ) -> list[tuple[str, str, str]]:
-    """How well one threshold suits all classes, and strangers to the collection."""
+    """Describes how well one threshold suits all classes, and strangers to the collection."""
     rows = []
     pairs = len(data.pairs[1]) * len(data.search.items)
     if len(metrics.offered_fmrs(histograms, (0.1, _CLASSES_FMR))) == 2 and (
@@ -460,7 +457,7 @@ def _one_threshold(
         (
             "Strangers refused",
             f"{100 * rates.strangers_refused:.1f} % at cosine {threshold:.2f}",
-            "queries whose class is taken out of the collection, by a threshold that refuses "
+            "fraction of queries whose class is not in the collection, at a threshold that refuses "
             f"{100 * _KNOWN_REFUSED:.0f} % of the others",
         )
     )

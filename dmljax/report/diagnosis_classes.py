@@ -15,16 +15,14 @@ from dmljax.metrics.significance import LEVEL
 from dmljax.metrics.spread import class_sums
 from dmljax.retrieval import Embeddings, Labels
 
-__all__ = ["ClassTable", "Confusions", "class_table", "confusions"]
-
 
 class ClassTable(NamedTuple):
     """One row per class, ascending by label; NaN where a class has too few items.
 
     `queries` counts scored queries, `items` readable items of the gallery. `inside` is the mean
     cosine of the pairs of the class, `next_similarity` the largest cosine of its mean with the mean
-    of another class, whose row is `next_class` (-1: there is none), and `gap` their difference.
-    `order` sorts the rows, worst first: by `upper`, the Wilson upper limit of R@1.
+    of another class, whose row is `next_class`, or -1. `order` sorts the rows, worst first: by
+    `upper`, the Wilson upper limit of R@1.
     """
 
     labels: Integer[np.ndarray, "c"]
@@ -36,7 +34,6 @@ class ClassTable(NamedTuple):
     inside: Float[np.ndarray, "c"]
     next_similarity: Float[np.ndarray, "c"]
     next_class: Int[np.ndarray, "c"]
-    gap: Float[np.ndarray, "c"]
     order: Int[np.ndarray, "c"]
 
 
@@ -46,26 +43,16 @@ def class_table(
     recall_at_1: Float[np.ndarray, "q"],
     map_at_r: Float[np.ndarray, "q"],
     *,
-    gallery: Embeddings | None = None,
-    gallery_labels: Labels | None = None,
-    groups: Integer[np.ndarray, "q"] | None = None,
-    gallery_groups: Integer[np.ndarray, "n"] | None = None,
     devices: Sequence[Any] | None = None,
+    **search: Any,
 ) -> ClassTable:
     """Computes the scores, the tightness and the nearest other class of every class.
 
-    `recall_at_1` and `map_at_r` are the values of `per_query`. With a gallery, `inside` is over
-    pairs of a query and an item, and queries and items have separate class means. Pairs of
-    one group (not -1) are ignored, and so are rows that hold a NaN.
-
-    >>> embeddings, labels = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), np.array([5, 5, 7])
-    >>> scores = np.array([1, 0, np.nan]), np.ones(3)
-    >>> table = diagnosis_classes.class_table(embeddings, labels, *scores)
-    >>> table.recall_at_1.tolist(), table.inside.round(2).tolist(), table.next_class.tolist()
-    ([0.5, nan], [0.8, nan], [1, 0])
+    `recall_at_1` and `map_at_r` are the values of `per_query`, and `search` its gallery and groups.
+    With a gallery, `inside` is over pairs of a query and an item, and queries and items have
+    separate class means. Pairs of one group (not -1) are ignored, and so are rows with a NaN.
     """
-    search = sides(embeddings, labels, gallery, gallery_labels, groups, gallery_groups)
-    queries, items = search.queries, search.gallery
+    queries, items, _, all_labels = sides(embeddings, labels, **search)
     classes = np.unique(np.concatenate([queries.codes, items.codes]))
     queries, items = (
         side._replace(codes=np.searchsorted(classes, side.codes)) for side in (queries, items)
@@ -81,7 +68,7 @@ def class_table(
     inside = _inside(queries, items, count)
     next_class, next_similarity = _next_classes(queries, items, count, devices)
     return ClassTable(
-        labels=search.classes[classes],
+        labels=all_labels[classes],
         queries=sizes,
         items=np.bincount(items.codes, minlength=count),
         recall_at_1=recall,
@@ -90,7 +77,6 @@ def class_table(
         inside=inside,
         next_similarity=next_similarity,
         next_class=next_class,
-        gap=inside - next_similarity,
         order=np.lexsort((np.arange(count), recall, upper)),
     )
 
@@ -98,28 +84,23 @@ def class_table(
 def wilson_upper(
     successes: Float[np.ndarray, "..."] | Integer[np.ndarray, "..."],
     trials: Integer[np.ndarray, "..."],
-    *,
-    level: float = LEVEL,
 ) -> Float[np.ndarray, "..."]:
     """Computes the upper limit of Wilson's interval (1927) of a fraction; NaN without trials.
 
     (p + z^2/2n + z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), with p = successes / n and z the
-    normal quantile of `level`. Few trials give a high limit: a list that is sorted by it starts
+    normal quantile of `LEVEL`. Few trials give a high limit, so a list that is sorted by it starts
     with fractions that are surely low.
-
-    >>> diagnosis_classes.wilson_upper(np.array([0, 0, 5]), np.array([2, 20, 10])).round(2)
-    array([0.66, 0.16, 0.76])
     """
-    z = NormalDist().inv_cdf((1 + level) / 2)
+    z = NormalDist().inv_cdf((1 + LEVEL) / 2)
     n = np.asarray(trials, np.float64)
-    share = divide(np.asarray(successes, np.float64), n)
+    fraction = divide(np.asarray(successes, np.float64), n)
     n = np.where(n > 0, n, np.nan)
-    spread = z * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return (share + z * z / (2 * n) + spread) / (1 + z * z / n)
+    spread = z * np.sqrt(fraction * (1 - fraction) / n + z * z / (4 * n * n))
+    return (fraction + z * z / (2 * n) + spread) / (1 + z * z / n)
 
 
 class Confusions(NamedTuple):
-    """One row per pair of classes that are taken for one another, most frequent first.
+    """One row per pair of confused classes, most frequent first.
 
     `counts` are the queries of class `labels` whose nearest item is of class `taken_for`, and
     `reverse` counts the opposite direction. `threats` also counts queries that are right and whose
@@ -150,11 +131,6 @@ def confusions(
 
     `recall_at_1` are the values of `per_query`, and `other` the nearest item of another class of
     every query, as `neighborhoods` gives it. Only queries with R@1 = 0 count.
-
-    >>> labels, other = np.array([3, 3, 4, 4]), np.array([2, 2, 0, 1])
-    >>> pairs = diagnosis_classes.confusions(labels, np.array([0.0, 0.0, 0.0, 1.0]), other)
-    >>> pairs.labels.tolist(), pairs.taken_for.tolist(), pairs.counts.tolist()
-    ([3], [4], [2])
     """
     labels, recalls = np.asarray(labels), np.asarray(recall_at_1, np.float64)
     others = labels if gallery_labels is None else np.asarray(gallery_labels)
@@ -204,7 +180,7 @@ def _inside(queries: Side, items: Side, count: int) -> Float[np.ndarray, "c"]:
 def _next_classes(
     queries: Side, items: Side, count: int, devices: Sequence[Any] | None
 ) -> tuple[Int[np.ndarray, "c"], Float[np.ndarray, "c"]]:
-    """Finds the class whose mean is nearest to that of each class with queries, and the cosine."""
+    """Finds the other class with the nearest mean for each class with queries, and the cosine."""
     next_class, next_similarity = np.full(count, -1), np.full(count, np.nan)
     left, right = np.unique(queries.codes), np.unique(items.codes)
     if len(left) and len(right):

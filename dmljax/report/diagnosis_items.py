@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Integer
+from jaxtyping import Float, Int, Integer
 
 from dmljax import retrieval
 from dmljax.metrics.neighbors import Neighborhoods, counted_nearest
@@ -13,19 +13,10 @@ from dmljax.metrics.pair_similarity import SimilarityHistograms, similarity_at_s
 from dmljax.metrics.sides import sides, turns
 from dmljax.retrieval import Embeddings, Labels
 
-__all__ = [
-    "Hubs",
-    "NearDuplicates",
-    "SuspectedLabels",
-    "hubs",
-    "near_duplicates",
-    "suspected_labels",
-    "worst_queries",
-]
-
 _CHANCE, _ORDINARY = 0.05, 0.25  # the fractions of the rule of `suspected_labels`
-_LOWEST_RECALL, _LARGEST_SHARE, _FLAT = 0.5, 0.05, 3
-_SAME_PIXELS = 0.9  # correlation of two gray images from which on they are the same
+_LOWEST_RECALL, _LARGEST_FRACTION = 0.5, 0.05
+_FLAT = 3  # dimensions up to which closeness says little about images
+_SAME_PIXELS = 0.9  # least correlation of two gray images of the same picture
 
 GrayFn = Callable[[np.ndarray], np.ndarray]
 
@@ -41,10 +32,6 @@ def worst_queries(
 
     `first` is the rank of the first positive, from 1; 0 is a query without a positive, which is
     left out. At most `per_class` queries of a label come, or all with None.
-
-    >>> first, map_at_r = np.array([1, 9, 9, 0]), np.array([1.0, 0.1, 0.0, np.nan])
-    >>> diagnosis_items.worst_queries(first, map_at_r, np.array([0, 0, 0, 1]), per_class=2)
-    array([2, 1])
     """
     first, codes = np.asarray(first), np.unique(np.asarray(labels), return_inverse=True)[1]
     order = np.lexsort((np.arange(len(first)), map_at_r, -first.astype(np.int64)))
@@ -74,18 +61,11 @@ def hubs(
     labels: Labels,
     *,
     gallery_labels: Labels | None = None,
-    where: Bool[np.ndarray, "n"] | None = None,
 ) -> Hubs:
     """Counts N_k(j) = #{i: j is among the k nearest of i} (Radovanovic et al., 2010).
 
     `nearest` is the table of `neighborhoods`, -1 for no item. The skewness is E[(N - mean)^3] /
-    sd^3: 0 for even counts, large if few items are found everywhere. `where` marks the items to
-    count, such as those that could be read.
-
-    >>> nearest = np.array([[2], [2], [1]])
-    >>> hubs = diagnosis_items.hubs(nearest, np.array([0, 1, 1]))
-    >>> hubs.counts.tolist(), hubs.wrong.tolist(), hubs.order.tolist()
-    ([0, 1, 2], [0, 0, 1], [2, 1])
+    std^3: 0 for even counts, large if few items are found everywhere.
     """
     labels = np.asarray(labels)
     item_labels = labels if gallery_labels is None else np.asarray(gallery_labels)
@@ -94,11 +74,10 @@ def hubs(
     is_wrong = labels[queries] != item_labels[items]
     counts = np.bincount(items, minlength=len(item_labels))
     wrong = np.bincount(items[is_wrong], minlength=len(item_labels))
-    counted = counts if where is None else counts[where]
     skewness = never_found = float("nan")
-    if len(counted):
-        never_found = float(np.mean(counted == 0))
-        deviations = counted - counted.mean()
+    if len(counts):
+        never_found = float(np.mean(counts == 0))
+        deviations = counts - counts.mean()
         spread = np.sqrt(np.mean(deviations**2))
         skewness = float(np.mean(deviations**3) / spread**3) if spread > 0 else 0.0
     order = np.lexsort((np.arange(len(counts)), -counts, -wrong))
@@ -108,12 +87,10 @@ def hubs(
 class SuspectedLabels(NamedTuple):
     """Items whose label is perhaps wrong, the most suspicious first.
 
-    `margins` are by how much the nearest item of another class is nearer than the nearest of the
-    item's own. `refusal` says why items were not judged; it is empty if they were.
+    `refusal` gives the reason why items were not judged; it is empty if they were.
     """
 
     items: Int[np.ndarray, "m"]
-    margins: Float[np.ndarray, "m"]
     refusal: str
 
 
@@ -134,16 +111,10 @@ def suspected_labels(
 
     Items are not judged if R@1 is below 0.5, if more than 5 % of them would be listed, or if the
     embeddings have at most 3 dimensions: then the embedding, not the labels, is at fault.
-
-    >>> labels, is_seventh = np.arange(99) % 9, np.arange(99) == 7
-    >>> x = np.random.default_rng(0).normal(np.eye(9)[np.where(is_seventh, 3, labels)], 0.1)
-    >>> near, pairs = metrics.neighborhoods(x, labels), metrics.similarity_histograms(x, labels)
-    >>> diagnosis_items.suspected_labels(near, pairs, np.ones(99), dimension=9).items
-    array([7])
     """
 
     def refused(reason: str) -> SuspectedLabels:
-        return SuspectedLabels(np.zeros(0, np.int64), np.zeros(0), reason)
+        return SuspectedLabels(np.zeros(0, np.int64), reason)
 
     if dimension <= _FLAT:
         return refused(f"embeddings of {dimension} dimensions are too crowded to judge labels")
@@ -157,26 +128,20 @@ def suspected_labels(
     chance = similarity_at_share(histograms, _CHANCE / np.maximum(near.positives, 1))
     ordinary = np.quantile(own[has_own], _ORDINARY)
     items = np.flatnonzero(has_own & (near.other >= 0) & (own < chance) & (other > ordinary))
-    share = len(items) / has_own.sum()
-    if share > _LARGEST_SHARE:
-        return refused(f"{100 * share:.0f} % of the items are flagged: too early to judge labels")
+    fraction = len(items) / has_own.sum()
+    if fraction > _LARGEST_FRACTION:
+        percent = f"{100 * fraction:.0f} %"
+        return refused(f"{percent} of the items are flagged: too early to judge labels")
     margins = (other - own)[items].astype(np.float64)
-    order = np.lexsort((items, -margins))
-    return SuspectedLabels(items[order], margins[order], "")
+    return SuspectedLabels(items[np.lexsort((items, -margins))], "")
 
 
 class NearDuplicates(NamedTuple):
-    """Pairs of a query and an item of different classes, the most similar first.
-
-    `correlations` compare their pixels, NaN where pixels were not compared. `refusal` says why
-    no pairs were searched; it is empty if they were.
-    """
+    """Pairs of a query and an item of different classes, the most similar first."""
 
     queries: Int[np.ndarray, "m"]
     items: Int[np.ndarray, "m"]
     similarities: Float[np.ndarray, "m"]
-    correlations: Float[np.ndarray, "m"]
-    refusal: str
 
 
 def near_duplicates(
@@ -184,79 +149,52 @@ def near_duplicates(
     labels: Labels,
     *,
     threshold: float,
-    gallery: Embeddings | None = None,
-    gallery_labels: Labels | None = None,
-    groups: Integer[np.ndarray, "q"] | None = None,
-    gallery_groups: Integer[np.ndarray, "n"] | None = None,
     gray_fn: GrayFn | None = None,
     gallery_gray_fn: GrayFn | None = None,
-    tile: int | None = None,
     devices: Sequence[Any] | None = None,
+    **search: Any,
 ) -> NearDuplicates:
     """Finds mutual nearest neighbors of different classes with a cosine of `threshold` or more.
 
     A good threshold is the 99 % quantile of `neighborhoods(...).own_similarity`: nearer than
     almost all pairs of one class. `gray_fn(items)` gives the pixels `[m h w]` of these items as
     small gray images, 16 x 16; a pair is then kept if the correlation of its pixels is at least
-    0.9. Embeddings of at most 3 dimensions need it. With the training images as the gallery, whose
-    classes have other labels, the pairs are leaks between the splits.
-
-    >>> embeddings = np.eye(4)[[0, 0, 1, 2, 3, 3]]
-    >>> pairs = diagnosis_items.near_duplicates(embeddings, np.arange(6), threshold=0.9)
-    >>> pairs.queries.tolist(), pairs.items.tolist()
-    ([0, 4], [1, 5])
+    0.9. Embeddings of at most 3 dimensions have no pairs without it. `search` has the gallery and
+    the groups. With the training images as the gallery, whose classes have other labels, the pairs
+    are leaks between the splits.
     """
-    search = sides(embeddings, labels, gallery, gallery_labels, groups, gallery_groups)
-    if (gray_fn is None) != (gallery_gray_fn is None) and not search.within:
-        raise ValueError("gray_fn and gallery_gray_fn go together: give both, or neither")
-    queries, items = search.queries, search.gallery
-    nothing = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
-    if queries.vectors.shape[1] <= _FLAT and gray_fn is None:
-        return NearDuplicates(
-            *nothing,
-            f"embeddings of {queries.vectors.shape[1]} dimensions are too crowded to tell "
-            "duplicates without their pixels",
-        )
-    if not len(queries.rows) or len(items.rows) - search.within < 1:
-        return NearDuplicates(*nothing, "")
-    nearest_fn = partial(
-        retrieval.nearest, similarity_fn=retrieval.cosine, tile=tile, devices=devices
-    )
-    indices, similarities = counted_nearest(search, nearest_fn, k=1)
+    both = sides(embeddings, labels, **search)
+    assert both.within or (gray_fn is None) == (gallery_gray_fn is None)
+    queries, items = both.queries, both.gallery
+    is_flat = queries.vectors.shape[1] <= _FLAT and gray_fn is None
+    if is_flat or not len(queries.rows) or len(items.rows) - both.within < 1:
+        return NearDuplicates(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+    nearest_fn = partial(retrieval.nearest, similarity_fn=retrieval.cosine, devices=devices)
+    indices, similarities = counted_nearest(both, nearest_fn, k=1)
     back = indices
-    if not search.within:
-        swapped = search._replace(queries=items, gallery=queries)
+    if not both.within:
+        swapped = both._replace(queries=items, gallery=queries)
         back, _ = counted_nearest(swapped, nearest_fn, k=1)
     rows, nearest = np.arange(len(indices)), indices[:, 0]
     is_pair = (nearest >= 0) & (back[nearest, 0] == rows) & (similarities[:, 0] >= threshold)
     is_pair &= queries.codes != items.codes[nearest]
-    if search.within:
+    if both.within:
         is_pair &= rows < nearest
     pairs = np.flatnonzero(is_pair)
     pairs = pairs[np.lexsort((pairs, -similarities[pairs, 0]))]
     left, right = queries.rows[pairs], items.rows[nearest[pairs]]
-    correlations = np.full(len(pairs), np.nan)
+    cosines = similarities[pairs, 0].astype(np.float64)
     if gray_fn is not None and len(pairs):
         correlations = gray_correlation(gray_fn(left), (gallery_gray_fn or gray_fn)(right))
-    kept = np.ones(len(pairs), bool) if gray_fn is None else correlations >= _SAME_PIXELS
-    return NearDuplicates(
-        left[kept],
-        right[kept],
-        similarities[pairs, 0][kept].astype(np.float64),
-        correlations[kept],
-        "",
-    )
+        kept = correlations >= _SAME_PIXELS
+        left, right, cosines = left[kept], right[kept], cosines[kept]
+    return NearDuplicates(left, right, cosines)
 
 
 def gray_correlation(a: np.ndarray, b: np.ndarray) -> Float[np.ndarray, "m"]:
     """Computes Pearson's correlation of the pixels of image a_i and image b_i, `[m h w]` each.
 
     Images of one gray level have none: 1 if both are such images, 0 if one is.
-
-    >>> image = np.array([[0.0, 1.0], [2.0, 5.0]])
-    >>> images, others = np.stack([image, image]), np.stack([image * 3 + 1, -image])
-    >>> diagnosis_items.gray_correlation(images, others)
-    array([ 1., -1.])
     """
     a, b = (np.asarray(x, np.float64).reshape(len(x), -1) for x in (a, b))
     if a.shape != b.shape:

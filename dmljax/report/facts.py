@@ -1,6 +1,6 @@
-"""The diagnosis of embeddings as typed facts, which are shown as a page, as text or in a notebook.
+"""The diagnosis of embeddings as typed facts, which a page shows.
 
-`make` works on embeddings from anywhere, without a run. `diagnosis.py` computes the sections; this
+`make` takes embeddings of any program, without a run. `diagnosis.py` computes the sections; this
 module puts them together. A fault in one section leaves that section out and is listed in
 `Facts.faults`.
 """
@@ -27,7 +27,7 @@ COSINE_STEPS = 127.5  # a byte is (cosine + 1) * 127.5
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """A section that could not be made, and why."""
+    """A section that could not be made, and the reason."""
 
     section: str
     message: str
@@ -35,10 +35,10 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True)
 class Items:
-    """One row for each image of the split. An item number of `n` means: none.
+    """One row for each image of the split; the index `n` stands for no item.
 
-    `hits`: 1 the nearest item is of the class, 0 it is not, 2 no query that can be scored. `first`
-    is the rank of the first positive, 0 if there is none. `roles`: 1 query, 2 gallery, 0 both.
+    `hits` is 1 if the nearest item has the class, 0 if not, and 2 if the image is not a scored
+    query. `first` is the rank of the first positive, or 0. `roles`: 1 query, 2 gallery, 0 both.
     """
 
     labels: np.ndarray  # [n]
@@ -59,7 +59,7 @@ class Items:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """Everything on a page. Sections that are None do not appear on it."""
+    """Everything on a page, which leaves out sections that are None."""
 
     title: str
     headline: str = ""
@@ -92,7 +92,7 @@ class Facts:
 
 
 def from_tree(tree: Mapping[str, Any]) -> Facts:
-    """The facts of a page from what `page.read` returns."""
+    """Returns the facts of a page from the tree of `page.read`."""
     fields = {
         field.name: tree[field.name] for field in dataclasses.fields(Facts) if field.name in tree
     }
@@ -121,19 +121,18 @@ def make(
     pictures: bool = True,
     devices: Sequence[Any] | None = None,
 ) -> Facts:
-    """The facts of embeddings `[n d]` and labels `[n]`; rows of NaN are unreadable images.
+    """Computes the facts of embeddings `[n d]` and labels `[n]`; rows of NaN are unreadable images.
 
     * A `Split` instead of the labels also gives the names of the classes, queries, gallery and
       groups. `files` are short names of the images. `read_fn(item)` is an image, uint8 `[h w c]`.
-    * Without `pictures` there are no thumbnails, no map and no views of the method: enough for a
-      text.
-    * `scores`: {split: {score: value}}, such as from the evaluation. Without them, the
-      retrieval scores of these embeddings are shown.
-    * `query_scores`: the scores of the queries, where they are known already. `average` and
-      `similarity_fn` are as in `metrics.retrieval`.
-    * `inside_fn(readable items) -> views` gives what goes on inside the method.
-    * `training_fn()` describes training images, to find test images that are among them: the
-      argument `training` of `diagnosis.leaks`.
+    * Without `pictures` there are no thumbnails, no map and no views of the method.
+    * `scores`: {split: {score: value}}, such as those of the evaluation; by default the retrieval
+      scores of these embeddings.
+    * `query_scores`: the scores of the queries, computed by default. `average` and `similarity_fn`
+      are as in `metrics.retrieval`.
+    * `inside_fn(readable items) -> views` returns views of the inside of the method.
+    * `training_fn()` returns the argument `training` of `diagnosis.leaks`: training images, to find
+      test images among them.
     * `fields` are further fields of `Facts`, such as `curves` and `run`.
     """
     data = diagnosis.Data.of(
@@ -142,12 +141,12 @@ def make(
     faults: list[Fault] = []
 
     def attempt(section: str, function: Callable | None, *args: Any, **kwargs: Any) -> Any:
-        """`function(*args)`, or None: if an argument is None, or after an error, which is noted."""
+        """Calls a function; returns None if an argument is None, and notes an error as a fault."""
         if function is None or any(argument is None for argument in args):
             return None
         try:
             return function(*args, **kwargs)
-        except Exception as error:  # a page with a hole is better than no page
+        except Exception as error:  # an incomplete page is better than no page
             first_line = (str(error) or "no message").splitlines()[0]
             faults.append(Fault(section, f"{type(error).__name__}: {first_line}"))
             return None
@@ -231,17 +230,17 @@ def make(
 
 
 def _split(labels: np.ndarray | Split) -> Split:
-    """Labels as a split; the records are the numbers of the items."""
+    """Returns labels as a split whose records are the indices of the items."""
     if isinstance(labels, Split):
         return labels
     labels = np.asarray(labels)
     if labels.ndim != 1:
-        raise ValueError(f"labels of shape {labels.shape}: give one label for each image")
+        raise ValueError(f"labels must have shape [n], got {labels.shape}: give one for each image")
     return Split(np.arange(len(labels)), *splits.encode(labels.tolist()))
 
 
 def _positions(data: diagnosis.Data, seed: int) -> np.ndarray | None:
-    """Positions `[n 2]` from 0 to 65535, both axes filled; NaN rows stay at 0."""
+    """Computes positions `[n 2]` from 0 to 65535 on both axes; NaN rows stay at 0."""
     if data.search.readable.sum() < 2:
         return None
     positions = np.zeros((len(data.x), 2))
@@ -250,14 +249,14 @@ def _positions(data: diagnosis.Data, seed: int) -> np.ndarray | None:
         data.split.labels[data.search.readable],
         seed=seed,
         devices=data.devices,
-    ).positions
+    )
     low, high = plane.min(axis=0), plane.max(axis=0)
     positions[data.search.readable] = 65535 * (plane - low) / np.maximum(high - low, 1e-12)
     return positions
 
 
 def _items(data: diagnosis.Data, per_query, near, hubness, positions) -> Items:
-    """The rows of all images; what could not be computed is empty."""
+    """Builds the rows of all images; columns without a result stay empty."""
     n, q = len(data.split), data.search.queries
     hits, first = np.full(n, 2, np.uint8), np.zeros(n, np.uint32)
     map_at_r = np.zeros(n, np.uint8)
@@ -294,7 +293,7 @@ def _items(data: diagnosis.Data, per_query, near, hubness, positions) -> Items:
 
 
 def _similarities(data: diagnosis.Data, neighbors: np.ndarray) -> np.ndarray:
-    """The cosines of all items and their neighbors as bytes, see `COSINE_STEPS`."""
+    """Computes the cosines of all items and their neighbors as bytes, see `COSINE_STEPS`."""
     x = np.where(data.search.readable[:, None], data.x, 0)
     norms = np.linalg.norm(x, axis=1, keepdims=True)
     unit = x / np.where(norms > 0, norms, 1)
@@ -311,7 +310,7 @@ def _pictures_needed(
     lists: Mapping[str, Any],
     views: Sequence[Mapping[str, Any]],
 ) -> list[int]:
-    """Items that the lists show, in the order of their importance."""
+    """Returns the items that the lists show, the most important first."""
     needed: list[Any] = []
     for view in views:
         needed += [*view.get("items", ())]
@@ -331,7 +330,7 @@ def _pictures_needed(
 
 
 def _scores(data: diagnosis.Data, per_query, *, evaluated, average) -> dict[str, Any] | None:
-    """The tiles with their intervals over classes, and the table of all scores."""
+    """Builds the tiles with their intervals over classes, and the table of all scores."""
     if per_query is None:
         return None
     labels = data.search.labels
@@ -357,7 +356,7 @@ def _scores(data: diagnosis.Data, per_query, *, evaluated, average) -> dict[str,
     if not data.search.within:
         counts += f", {len(data.search.items):,} gallery images"
     if unscored:
-        counts += f"; {unscored:,} without another image of their class are in no score"
+        counts += f"; {unscored:,} without another image of their class are not scored"
     if unreadable := int((~data.search.readable).sum()):
         counts += f"; {unreadable:,} image{'s' * (unreadable > 1)} could not be read"
     if len(data.split.names) == 1:
@@ -395,7 +394,7 @@ def _cell(name: str, values: Mapping[str, float]) -> str:
 
 def _summary(shown) -> str:
     if not shown:
-        return "No query has another image of its class, so that there are no scores."
+        return "No query has another image of its class, so there are no scores."
     return ", ".join(f"{tile['name']} {100 * tile['value']:.1f}" for tile in shown["tiles"])
 
 
@@ -412,14 +411,14 @@ def _map_note(data: diagnosis.Data, images: sprites.Sprites | None) -> str:
             )
     if images is not None and (missing := int((images.cells[data.search.readable] == 65535).sum())):
         text += (
-            f" {n - missing:,} of {n:,} images have a picture here: those in the lists, and others "
+            f" {n - missing:,} of {n:,} images have a picture: those in the lists, and others "
             "drawn from the classes in turn."
         )
     return text
 
 
 def _looks(facts: Facts, data: diagnosis.Data) -> list[dict[str, Any]]:
-    """At most five sentences; a rule that finds nothing says nothing."""
+    """Builds at most five sentences about the most important findings."""
     looks: list[dict[str, Any]] = []
 
     def look(
@@ -450,14 +449,15 @@ def _looks(facts: Facts, data: diagnosis.Data) -> list[dict[str, Any]]:
     if pairs := (facts.confusions or {}).get("pairs", ()):
         pair = pairs[0]
         a, b = {"class": pair["a"]}, {"class": pair["b"]}
-        parts = ["Most often taken for another: ", a, " for ", b]
+        parts = ["Most frequent confusion: ", a, " taken for ", b]
         examples = [item for example in pair["examples"][:3] for item in example]
         look("classes", *parts, f", {pair['count']} of {pair['of']}.", items=examples)
     if len(suspects := check.get("suspects", ())) >= 3:
         text = f"{len(suspects):,} images may have a wrong label."
         look("check", text, items=[suspect["item"] for suspect in suspects[:6]])
     if duplicates := check.get("duplicates"):
-        text = f"{len(duplicates):,} pairs of almost the same picture have two labels."
+        pairs_have = "pair has" if len(duplicates) == 1 else "pairs have"
+        text = f"{len(duplicates):,} {pairs_have} almost the same picture and two labels."
         look("check", text, items=[i for d in duplicates[:3] for i in (d["a"], d["b"])])
     if facts.items and (hub := _worst_hub(check.get("hubs", ()), facts.items)):
         text = (
@@ -472,7 +472,7 @@ def _looks(facts: Facts, data: diagnosis.Data) -> list[dict[str, Any]]:
 
 
 def _worst_hub(hubs: Sequence[Mapping[str, Any]], items: Items) -> Mapping[str, Any] | None:
-    """The first hub that is the nearest of two queries of other classes, if there is one.
+    """Returns the first hub that is the nearest of two queries of other classes, or None.
 
     Where classes are smaller than `NEIGHBORS`, the nearest always hold images of other classes.
     """

@@ -1,7 +1,7 @@
 """Views of a method for the page of a run: attention, masks, cosines, points, as small records.
 
 `views` chooses a few images of a split and makes a view of every kind of `methods.base.Inspect`
-that the method offers. The kinds of views, beside 'kind', 'title' and 'note':
+that the method offers. Each view has 'kind', 'title', perhaps 'note', and by kind:
 
 * 'matrix': `items [n]`, `values [layers n n]`, `rows` and `columns` (their names)
 * 'maps': `items [n]`, `values` int8 `[n m h w]`, `shape (m, h, w)`: signed, 127 is an image's peak
@@ -31,7 +31,7 @@ def views(
     read_fn: Callable[[np.ndarray], np.ndarray],
     rows: np.ndarray | None = None,
 ) -> list[dict[str, Any]]:
-    """The views of all kinds that the method offers.
+    """Makes the views of all kinds that the method offers.
 
     * `labels [n]` and `parts {name: [n d]}`: of the split; the parts are from `Inspect.parts`.
     * `inspect_fns {kind: images [k h w c] -> {name: array}}`: the other functions of `Inspect`,
@@ -68,7 +68,7 @@ def views(
 
 
 def _rows_of_classes(labels: np.ndarray, *, classes: int, per_class: int) -> np.ndarray:
-    """Rows of a few classes, which are drawn, with the first images of each."""
+    """Draws a few classes, and returns the rows of the first images of each."""
     rng = np.random.default_rng(0)
     all_classes, counts = np.unique(labels, return_counts=True)
     full_classes = all_classes[counts >= min(per_class, counts.max())]
@@ -79,7 +79,7 @@ def _rows_of_classes(labels: np.ndarray, *, classes: int, per_class: int) -> np.
 def attention_view(
     name: str, attention: np.ndarray, items: np.ndarray, labels: np.ndarray
 ) -> dict[str, Any]:
-    """Attention among images as a 'matrix', sorted by label: rows receive, columns send.
+    """Shows attention among images as a 'matrix', sorted by label: rows receive, columns send.
 
     `attention` is `[n n]`, or `[layers heads n n]`: then each layer shows the mean of its heads.
     """
@@ -87,7 +87,7 @@ def attention_view(
     maps = maps[None] if maps.ndim == 2 else maps.mean(axis=1)
     n = len(items)
     if maps.shape[1:] != (n, n):
-        raise ValueError(f"attention among {maps.shape[1]} images does not suit {n} images")
+        raise ValueError(f"attention among {maps.shape[1]} images must be among {n} images")
     order = np.argsort(labels, kind="stable")
     return {
         "kind": "matrix",
@@ -101,7 +101,7 @@ def attention_view(
 
 
 def _channels_of_learners(masks: Float[np.ndarray, "n m h w c"]) -> list[int]:
-    """The channels in which the masks of the learners differ most."""
+    """Returns the channels in which the masks of the learners differ most."""
     if masks.shape[1] < 2 or masks.shape[4] < 2:
         return []
     spread = np.asarray(masks, np.float64).std(axis=1).mean(axis=(0, 1, 2))
@@ -115,10 +115,10 @@ def masks_view(
     *,
     channel: int | None = None,
 ) -> dict[str, Any]:
-    """What the mask of each learner lets through, as 'maps'.
+    """Shows the mask of each learner as 'maps'.
 
-    The mean over channels, or one `channel` as in figure 6 of Kim et al. (ECCV 2018). Of every
-    place, the mean over the learners is subtracted. Every image has its own scale.
+    A map is the mean over channels, or one `channel` as in figure 6 of Kim et al. (ECCV 2018),
+    minus the mean over the learners. Every image has its own scale.
     """
     maps = np.asarray(masks, np.float64)
     maps = maps.mean(axis=4) if channel is None else maps[..., channel]
@@ -137,7 +137,7 @@ def masks_view(
 def cosines_of_pairs(
     parts: Float[np.ndarray, "n m d"], labels: Any, *, limit: int = 1000, seed: int = 0
 ) -> dict[str, np.ndarray]:
-    """Cosines of three kinds of pairs, as in figure 5 of Kim et al. (ECCV 2018).
+    """Computes cosines of three kinds of pairs, as in figure 5 of Kim et al. (ECCV 2018).
 
     "self": one image, two parts. "positive" and "negative": one part, two images of the same class
     or of two classes. If there are more than `limit` images, `seed` draws that many.
@@ -167,7 +167,7 @@ _PAIR_NAMES = {
 
 
 def cosines_view(cosines: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """`cosines_of_pairs` as 'histograms'."""
+    """Shows the result of `cosines_of_pairs` as 'histograms'."""
     edges = np.linspace(-1, 1, 81)
     shown = {label: cosines[name] for name, label in _PAIR_NAMES.items() if len(cosines[name])}
     return {
@@ -198,7 +198,7 @@ def points_view(
     *,
     names: tuple[str, str],
 ) -> dict[str, Any]:
-    """Real and synthetic vectors of the same images, as 'points'.
+    """Shows real and synthetic vectors of the same images as 'points'.
 
     The first two principal components of the real vectors span the plane.
     """
@@ -218,7 +218,7 @@ def points_view(
 
 
 def _principal_plane(x: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """The projection of vectors `[n d]` onto the first two principal components of `x`: `[n 2]`."""
+    """Returns a function that projects `[n d]` onto two principal components of `x`: `[n 2]`."""
     mean = x.mean(axis=0)
     _, _, components = np.linalg.svd(x - mean, full_matrices=False)
     plane = components[:2]

@@ -36,7 +36,7 @@ _POLICY = (
 
 
 class NotAPage(ValueError):
-    """A file that is no page of this version of dmljax."""
+    """A file that is not a page of dmljax."""
 
 
 def write(facts: Facts, path: str | os.PathLike) -> pathlib.Path:
@@ -74,17 +74,17 @@ def html_of(facts: Facts) -> str:
 
 
 def path_of(run: str | os.PathLike) -> pathlib.Path:
-    """The page of a run, by its folder or its own path."""
+    """Returns the path of a page from the folder of its run, or from its own path."""
     path = pathlib.Path(run)
     if path.is_dir():
         path = path / FILE
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: make it by `dmljax report {path.parent}`")
+        raise FileNotFoundError(f"{path} is missing: make it with `dmljax report {path.parent}`")
     return path
 
 
 def read(run: str | os.PathLike) -> dict[str, Any]:
-    """What `write` wrote: the fields of `Facts` as plain dicts, lists and arrays.
+    """Reads the fields of `Facts` from a page, as plain dicts, lists and arrays.
 
     `run` is a page, or the folder of a run. `sheets` is a list of the bytes of WebP files. Raises
     `NotAPage` for any other file.
@@ -94,14 +94,14 @@ def read(run: str | os.PathLike) -> dict[str, Any]:
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
     blob = re.search(r'<script type="text/plain" id="blob">(.*?)</script>', text, re.S)
     if data is None or blob is None or not text.rstrip().endswith("</html>"):
-        raise NotAPage(f"{path} is no page of dmljax: make it by `dmljax report RUN`")
+        raise NotAPage(f"{path} is not a page of dmljax: make one with `dmljax report RUN`")
     try:
         content = gzip.decompress(base64.b64decode(blob[1]))
         tree = _unpacked(reading.json_value(data[1]), content)
     except (ValueError, EOFError, OSError, KeyError) as error:
-        raise NotAPage(f"{path} is damaged ({error}): make it again by `dmljax report RUN`") from (
-            error
-        )
+        raise NotAPage(
+            f"{path} is damaged ({error}): make it again with `dmljax report RUN`"
+        ) from (error)
     sheets = re.findall(r'<script type="text/plain" class="sheet">(.*?)</script>', text)
     return tree | {"sheets": [base64.b64decode(sheet) for sheet in sheets]}
 
@@ -112,13 +112,13 @@ def _source(name: str) -> str:
 
 
 def _json_in_html(tree: Any) -> str:
-    """JSON that no class name can end: `<` and all that is not ASCII are escaped."""
+    """Returns JSON with `<` and non-ASCII characters escaped, so that no class name can end it."""
     text = json.dumps(tree, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
 
 
 class _Arrays:
-    """Replaces arrays and long lists by their places in one run of bytes."""
+    """Replaces arrays and long lists by their offsets in one sequence of bytes."""
 
     def __init__(self) -> None:
         self.chunks: list[bytes] = []

@@ -13,10 +13,9 @@ from dmljax.report import projection
 
 
 def frame(embeddings: np.ndarray, split: Split, path: pathlib.Path, *, title: str) -> None:
-    """Draws up to 20 classes as points. The axes span all values.
+    """Draws up to 20 classes as points at their `projection.map_positions`.
 
-    `projection.map_positions` places them: two dimensions as they are, others by t-SNE of 1,000 at
-    most.
+    Of embeddings with more than two dimensions, at most 1,000 images are drawn.
     """
     rng = np.random.default_rng(0)
     readable = np.flatnonzero(np.isfinite(embeddings).all(axis=1))
@@ -25,7 +24,7 @@ def frame(embeddings: np.ndarray, split: Split, path: pathlib.Path, *, title: st
     rows = readable[np.isin(split.labels[readable], chosen)]
     if embeddings.shape[1] > 2 and len(rows) > 1000:
         rows = np.sort(rng.choice(rows, 1000, replace=False))
-    positions = projection.map_positions(embeddings[rows], split.labels[rows]).positions
+    positions = projection.map_positions(embeddings[rows], split.labels[rows])
     low, high = positions.min(axis=0), positions.max(axis=0)
     positions = (positions - low) / np.maximum(high - low, 1e-12)
     figure = Figure(figsize=(6.4, 5.6), layout="constrained")  # pyplot would change the backend

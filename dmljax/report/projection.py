@@ -1,32 +1,19 @@
 """A map of the embeddings: a position in the plane for every item."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from dmljax import retrieval
 from dmljax.metrics.sides import in_turn
 from dmljax.retrieval import Embeddings, Labels
 
-__all__ = ["MapPositions", "map_positions"]
-
 ANCHORS = 2000
 _NEIGHBORS, _TEMPERATURE = 3, 0.03  # anchors that place an item, weighted by exp(s / temperature)
-
-
-class MapPositions(NamedTuple):
-    """A position of every item, NaN for an unreadable one, and which items t-SNE placed.
-
-    `note` describes how the positions were computed, for the text next to a map.
-    """
-
-    positions: Float[np.ndarray, "n 2"]
-    is_anchor: Bool[np.ndarray, "n"]
-    note: str
 
 
 def map_positions(
@@ -35,61 +22,47 @@ def map_positions(
     *,
     anchors: int = ANCHORS,
     seed: int = 0,
-    tile: int | None = None,
     devices: Sequence[Any] | None = None,
-) -> MapPositions:
-    """Computes positions by t-SNE (van der Maaten & Hinton, 2008), or takes 1 or 2 dimensions.
+) -> Float[np.ndarray, "n 2"]:
+    """Computes a position of every item by t-SNE (van der Maaten & Hinton, 2008); NaN for NaN.
 
-    Up to `anchors` items are placed by t-SNE of their unit vectors, with perplexity min(30, (n -
-    1) / 4) and a start by principal components. Of more items, t-SNE places `anchors`, drawn by
-    class in turn, and every other item lies at the mean of its 3 nearest anchors with weights
-    exp(cosine / 0.03). The same embeddings give the same map.
-    Neighborhoods in a map mean something; far distances, sizes and gaps do not.
-
-    >>> embeddings = np.array([[0.0, 2.0], [3.0, 4.0]])
-    >>> projection.map_positions(embeddings, np.array([0, 1])).positions.tolist()
-    [[0.0, 2.0], [3.0, 4.0]]
+    Embeddings of 1 or 2 dimensions are their own map. Up to `anchors` items are placed by t-SNE of
+    their unit vectors, with perplexity min(30, (n - 1) / 4) and a start by principal components. Of
+    more items, t-SNE places `anchors`, drawn by class in turn, and every other item lies at the
+    mean of its 3 nearest anchors with weights exp(cosine / 0.03). The same embeddings give the same
+    map. Neighborhoods in a map mean something; far distances, sizes and gaps do not.
     """
-    if anchors < _NEIGHBORS + 1:
-        raise ValueError(f"anchors={anchors} must be at least {_NEIGHBORS + 1}, such as {ANCHORS}")
     vectors, labels = np.asarray(embeddings), np.asarray(labels)
-    if vectors.ndim != 2 or len(vectors) != len(labels):
-        raise ValueError(
-            f"embeddings have shape {vectors.shape} and labels {labels.shape}: give one row and "
-            "one label for each item"
-        )
     rows = np.flatnonzero(np.isfinite(vectors).all(axis=1))
-    positions, is_anchor = np.full((len(vectors), 2), np.nan), np.zeros(len(vectors), bool)
-    dimension = vectors.shape[1]
+    positions, dimension = np.full((len(vectors), 2), np.nan), vectors.shape[1]
     if dimension <= 2:
         positions[rows] = np.pad(vectors[rows], ((0, 0), (0, 2 - dimension)))
-        is_anchor[rows] = True
-        return MapPositions(positions, is_anchor, f"the {dimension}-dimensional embedding itself")
+        return positions
     points = np.asarray(vectors[rows], np.float32)
     points = points / np.maximum(np.linalg.norm(points, axis=1, keepdims=True), 1e-12)
-    chosen = np.arange(len(rows))
-    if len(rows) > anchors:
-        order = np.random.default_rng(seed).permutation(len(rows))
-        chosen = np.sort(in_turn(order, labels[rows])[:anchors])
-    is_anchor[rows[chosen]] = True
+    chosen = _anchors(labels[rows], anchors, seed)
     anchor_positions = _tsne(points[chosen])
     positions[rows[chosen]] = anchor_positions
-    if len(rows) <= anchors:
-        return MapPositions(positions, is_anchor, "all placed by t-SNE")
     others = np.setdiff1d(np.arange(len(rows)), chosen)
+    if not len(others):
+        return positions
     near, cosines = retrieval.nearest(
         points[others],
         points[chosen],
         k=_NEIGHBORS,
         similarity_fn=retrieval.cosine,
-        tile=tile,
         devices=devices,
     )
     weights = np.exp((cosines - cosines[:, :1]) / _TEMPERATURE)
     weights /= weights.sum(axis=1, keepdims=True)
     positions[rows[others]] = np.einsum("nk,nkd->nd", weights, anchor_positions[near])
-    note = f"{anchors:,} placed by t-SNE, the others near their neighbors"
-    return MapPositions(positions, is_anchor, note)
+    return positions
+
+
+def _anchors(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Draws at most `count` items, from the classes in turn; returns their sorted indices."""
+    order = np.random.default_rng(seed).permutation(len(labels))
+    return np.sort(in_turn(order, labels)[:count])
 
 
 def _tsne(x: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""What the files of a run folder say: curves, scores of an evaluation, and how the run was made.
+"""Facts from the files of a run folder: curves, scores of an evaluation, and the provenance.
 
-Nothing here opens a checkpoint or an image. Missing and damaged files leave their parts out.
+It opens neither checkpoints nor images. A missing or damaged file leaves its part out.
 """
 
 import dataclasses
@@ -17,13 +17,13 @@ from dmljax.files.result import Result, read_if_any
 from dmljax.files.run_folder import RunFolder
 from dmljax.hints import shown_duration
 
-_COLUMNS = 560  # pixels of a chart: of many points, each column keeps the least and the largest
+_COLUMNS = 560  # pixels of a chart: each column keeps the smallest and the largest value
 _MOST_POINTS = 2000
 _SHOWN = ("R@1", "MAP@R")
 _OTHERS = ("NMI", "F1", "RP", "MRR")
 _TITLES = {"val": "held-out", "frozen": "frozen: test", "frozen_val": "frozen: held-out"}
 _FROZEN = {"frozen": "frozen", "frozen_val": "val, frozen"}
-# What every run logs beside the terms of its loss.
+# Values that every run logs in addition to the terms of its loss.
 _DIAGNOSTICS: tuple[str, ...] = ("step", "loss", "gradient_norm", "positive_distance")
 _DIAGNOSTICS += ("negative_distance", "active_positives", "active_negatives", "active_triplets")
 # Fields of the config that name files of one machine.
@@ -32,7 +32,7 @@ _PATHS = ("root", "path", "weights", "data_dir")
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """The files of a run folder as they were read; empty where there is none."""
+    """The contents of the files of a run folder; a missing file is empty."""
 
     name: str
     config: Mapping[str, Any]
@@ -42,13 +42,13 @@ class Files:
 
     @property
     def evaluations(self) -> int:
-        """How many evaluations there are so far."""
+        """The count of evaluations so far."""
         return len({line["step"] for line in self.lines if any("test/" in name for name in line)})
 
     def scores_at(self, step: int) -> dict[str, dict[str, float]]:
-        """The scores of one evaluation, {split: {score: value}}, test first.
+        """Returns the scores of one evaluation, {split: {score: value}}, test first.
 
-        The scores of the frozen backbone, which has no steps, stand beside them.
+        The scores of the frozen backbone, which has no steps, are included.
         """
         scores: dict[str, dict[str, float]] = {}
         for line in self.lines:
@@ -60,7 +60,7 @@ class Files:
         return {split: scores[split] for split in order if split in scores}
 
     def prefixes(self, step: int, width: int) -> dict[str, Any] | None:
-        """The main test scores, in percent, of every prefix and of the whole `width`."""
+        """Returns the main test scores, in percent, of every prefix and of the whole `width`."""
         test = self.scores_at(step).get("test", {})
         ends = (name.partition("/")[0] for name in test if name.startswith("prefix_"))
         widths = sorted({int(end.removeprefix("prefix_")) for end in ends} - {width})
@@ -76,7 +76,7 @@ class Files:
     def curves(
         self, chosen: int | None, reloads: Sequence[int] = (), *, shown: str = "R@1"
     ) -> dict[str, Any] | None:
-        """The training loss and its terms, and the scores of every split in percent."""
+        """Returns the training loss and its terms, and the scores of every split in percent."""
         loss = [(x["step"], x["loss"]) for x in self.lines if "loss" in x]
         names = dict.fromkeys([*_SHOWN, shown, *_OTHERS])
         ends = tuple(f"/{name}" for name in names)
@@ -119,13 +119,13 @@ class Files:
         }
 
     def warning(self) -> str | None:
-        """A sentence if the checkpoint was chosen by scores of the test classes."""
+        """Returns a sentence if the checkpoint was chosen by scores of the test classes."""
         if self.result is not None and self.result.chosen and self.result.chosen.uses_test:
             return "The checkpoint was chosen on the test classes: these scores are too good."
         return None
 
     def provenance(self) -> dict[str, Any]:
-        """How the run was made: the rows of the section about the run."""
+        """Builds the section about the run: rows, the config and the chart of its speed."""
         result, rows = self.result, []
 
         def add(name: str, value: Any) -> None:
@@ -206,7 +206,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _rank(key: str, names: Sequence[str]) -> tuple[int, int, str]:
-    """The order of curves: main scores first, the test split before others."""
+    """Returns the sort key of curves: main scores first, the test split before others."""
     split, _, score = key.partition("/")
     place = names.index(score) if score in names else len(names)
     order = ["test", "frozen", "val", "frozen_val"]
@@ -214,7 +214,7 @@ def _rank(key: str, names: Sequence[str]) -> tuple[int, int, str]:
 
 
 def _columns(points: Sequence[tuple[float, float]]) -> dict[str, np.ndarray]:
-    """Steps and values; of very many points, the least and the largest of each pixel column."""
+    """Returns steps and values, reduced to the extremes of each pixel column if there are many."""
     steps = np.array([step for step, _ in points], np.float64)
     values = np.array([value for _, value in points], np.float64)
     if len(points) > _MOST_POINTS:
@@ -234,7 +234,7 @@ def _last_part(path: Any) -> str:
 
 
 def _without_paths(config: Any, name: str = "") -> Any:
-    """The config with the last parts of its paths only: people send this file to others."""
+    """Returns the config with only the last parts of its paths, because people share this file."""
     if isinstance(config, Mapping):
         return {key: _without_paths(value, key) for key, value in config.items()}
     if isinstance(config, list | tuple):

@@ -1,7 +1,4 @@
-"""`scores.safetensors`: the scores of every query of a run, so that runs can be compared later.
-
-Comparing runs needs neither images nor nets: these files are enough.
-"""
+"""`scores.safetensors`: the scores of every query of a run, which a comparison of runs reads."""
 
 import json
 import os
@@ -32,12 +29,11 @@ _ARRAYS = {
 
 
 class QueryScores(NamedTuple):
-    """One row for each query of a split that could be read.
+    """One row for each readable query of a split.
 
-    `queries` are the numbers of the images in the split and `first` the ranks of their first
-    positives, from 1. A query without a positive has the rank 0 and NaN as its scores. `items` is
-    the digest of the split (its images, labels and names), and `data` the digest of the whole data
-    set.
+    `queries` are the indices of the images in the split, and `first` the ranks of their first
+    positives, from 1. A query without a positive has rank 0 and NaN scores. `items` is the digest
+    of the split (its images, labels and names), and `data` the digest of the whole data set.
     """
 
     queries: np.ndarray
@@ -54,7 +50,7 @@ class QueryScores(NamedTuple):
 
     @property
     def values(self) -> dict[str, np.ndarray]:
-        """The scores by the names that reports show."""
+        """The scores by their display names."""
         is_scored = self.first > 0
         ranks = np.where(is_scored, self.first, 1)
         return {
@@ -75,7 +71,7 @@ def score(
     devices: Sequence[Any] | None = None,
     similarity_fn: retrieval.SimilarityFn = retrieval.euclidean,
 ) -> QueryScores:
-    """The scores of every query of a split, by its protocol of queries, gallery and groups.
+    """Computes the scores of every query of a split, by its queries, gallery and groups.
 
     `data` is the digest of the data set, `name` the name of the split, and `step` the step of
     training that gave the embeddings. `similarity_fn` is as in `metrics.per_query`.
@@ -110,7 +106,7 @@ def score(
 
 
 def unscored(embeddings: np.ndarray, split: Split) -> QueryScores:
-    """The rows of `score` without any score, for images whose labels are no truth."""
+    """Returns the rows of `score` without scores, for images with unknown labels."""
     search = split.search(embeddings)
     missing = np.full(len(search.queries), np.nan, np.float32)
     return QueryScores(
@@ -125,7 +121,7 @@ def unscored(embeddings: np.ndarray, split: Split) -> QueryScores:
 
 
 def write(folder: str | os.PathLike, scores: QueryScores) -> pathlib.Path:
-    """Writes the file into the folder of a run, completely or not at all, and returns its path."""
+    """Writes the file into the folder of a run atomically, and returns its path."""
     path = pathlib.Path(folder) / FILE
     metadata = {
         "format": FORMAT,
@@ -142,12 +138,12 @@ def write(folder: str | os.PathLike, scores: QueryScores) -> pathlib.Path:
 
 
 def read(folder: str | os.PathLike) -> QueryScores:
-    """The scores of the queries of a finished run."""
+    """Reads the scores of the queries of a finished run."""
     path = pathlib.Path(folder) / FILE
     if not path.is_file():
         raise FileNotFoundError(
-            f"{folder} holds no {FILE}: its run is not finished. `dmljax train` finishes it, and "
-            f"`dmljax report {folder}` writes the file for a run that is"
+            f"{folder} holds no {FILE}: finish the run with `dmljax train`, or write the file of a "
+            f"finished run with `dmljax report {folder}`"
         )
     try:
         with safe_open(path, "np") as file:
@@ -173,7 +169,7 @@ def read(folder: str | os.PathLike) -> QueryScores:
 
 
 def differences(a: QueryScores, b: QueryScores) -> list[str]:
-    """In what two test sets differ; nothing if their queries are the same."""
+    """Lists the differences of two test sets; empty if their queries are the same."""
     if a.split != b.split:
         return [f"the splits {a.split!r} and {b.split!r}"]
     reasons = []
@@ -185,7 +181,7 @@ def differences(a: QueryScores, b: QueryScores) -> list[str]:
     if len(a.queries) != len(b.queries):
         reasons.append(f"{len(a.queries):,} and {len(b.queries):,} queries")
     elif not np.array_equal(a.queries, b.queries):
-        reasons.append("which images could be read")
+        reasons.append("the images that could be read")
     elif not np.array_equal(a.labels, b.labels):
         reasons.append(f"the labels of {int((a.labels != b.labels).sum()):,} queries")
     elif not np.array_equal(a.first > 0, b.first > 0):

@@ -16,12 +16,12 @@ MISSING = 65535  # the cell of an item without a thumbnail
 # The size of thumbnails by the number of images: (at most, pixels of an edge, WebP quality).
 # 5,000 images stay below 8 MB.
 THUMBNAIL_SIZES = ((5000, 64, 50), (8000, 48, 60))
-# Of more images, some get a thumbnail: (how many, pixels of an edge, WebP quality).
+# Of a larger set, some images get a thumbnail: (count, pixels of an edge, WebP quality).
 THUMBNAILS_OF_MANY = (5500, 48, 60)
 
 
 class Sprites(NamedTuple):
-    """Sheets of thumbnails, and where each item's is.
+    """Sheets of thumbnails, and the cell of each item.
 
     `cells [n]`: sheet * 256 + row * 16 + column, or `MISSING`. `rows` are the rows of cells of each
     sheet.
@@ -33,7 +33,7 @@ class Sprites(NamedTuple):
 
 
 def thumbnail_size(count: int) -> tuple[int, int, int]:
-    """`(images, side, quality)`: how many of `count` images get a thumbnail, and how."""
+    """Returns the count of thumbnails for `count` images, their side and their WebP quality."""
     for most, side, quality in THUMBNAIL_SIZES:
         if count <= most:
             return count, side, quality
@@ -41,7 +41,7 @@ def thumbnail_size(count: int) -> tuple[int, int, int]:
 
 
 def choose(labels: np.ndarray, needed: Sequence[int], count: int) -> np.ndarray:
-    """`count` items ordered by class: first those `needed`, the others from the classes in turn."""
+    """Chooses `count` items, first those `needed`, then from each class in turn; sorts by class."""
     labels = np.asarray(labels)
     chosen = np.fromiter(dict.fromkeys(int(i) for i in needed), np.int64)[:count]
     if len(chosen) < count:
@@ -53,7 +53,7 @@ def choose(labels: np.ndarray, needed: Sequence[int], count: int) -> np.ndarray:
 
 
 def cover(image: np.ndarray, side: int) -> np.ndarray:
-    """The middle square of a uint8 image `[h w c]`, as `[side side 3]`."""
+    """Returns the middle square of a uint8 image `[h w c]` as `[side side 3]`."""
     picture = to_pil(image).convert("RGB")
     edge = min(picture.size)
     left, top = (picture.width - edge) // 2, (picture.height - edge) // 2
@@ -70,9 +70,9 @@ def make(
     needed: Sequence[int] = (),
     where: np.ndarray | None = None,
 ) -> Sprites:
-    """Thumbnails of the items that `where` marks, at most as many as the budget allows.
+    """Makes thumbnails of the items that `where` marks, up to the limit of `thumbnail_size`.
 
-    `read_fn(item) -> uint8 [h w c]`. An image that cannot be read gets no thumbnail.
+    `read_fn(item) -> uint8 [h w c]`. An unreadable image gets no thumbnail.
     """
     n = len(labels)
     available = np.arange(n) if where is None else np.flatnonzero(where)

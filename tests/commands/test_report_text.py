@@ -97,7 +97,7 @@ def test_embeddings_of_another_program(tmp_path, capsys):
     text = _printed(capsys, *_files(tmp_path, vectors, names[labels]))
     assert "119 queries; 1 image could not be read" in text
     assert "only 12 classes: the range is rough" in text
-    assert "Most often taken for another: [bold]</script> " in text
+    assert "Most frequent confusion: [bold]</script> " in text
 
 
 def _against_baseline(folder, spread):
@@ -169,21 +169,21 @@ def test_embeddings_against_a_baseline(tmp_path, capsys, spread):
     ("change", "message"),
     [
         (lambda x: x[:-1], "old.npy has 119 rows, but .*x.npy has 120: row i of both"),
-        (lambda x: x[:, 0], r"old.npy has shape \(120,\): an array \[items, dimensions\]"),
+        (lambda x: x[:, 0], r"old.npy must be an array \[items, dimensions\], got shape \(120,\)"),
         (
             lambda x: np.nan_to_num(x),
             r"1 row with a NaN or an infinity in only one of .*x.npy and .*first: row 7",
         ),
-        (lambda x: x.astype(int), "old.npy holds int64: floating-point"),
+        (lambda x: x.astype(int), "old.npy must hold floating-point numbers, got int64"),
         (lambda x: np.full_like(x, np.nan), "every row of .*old.npy holds a NaN"),
-        (None, "--baseline=.*old.npy: there is no such file"),
+        (None, "--baseline=.*old.npy: the file does not exist"),
     ],
 )
 def test_baselines_that_do_not_fit(tmp_path, change, message):
     words, _, old, _ = _against_baseline(tmp_path, 0.1)
     path = tmp_path / "old.npy"
     path.unlink() if change is None else np.save(
-        path, change(np.nan_to_num(old) if message.startswith("old.npy holds") else old)
+        path, change(np.nan_to_num(old) if message.startswith("old.npy must hold") else old)
     )
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         main.main(["report", *words, "--text"])
@@ -196,7 +196,7 @@ def test_baselines_that_do_not_fit(tmp_path, change, message):
     ("vectors", "labels", "words"),
     [
         (np.eye(6, 4), np.zeros(6, int), "One class: every image is right"),
-        (np.eye(6, 4), np.arange(6), "so that there are no scores"),
+        (np.eye(6, 4), np.arange(6), "so there are no scores"),
     ],
 )
 def test_odd_embeddings_are_stated(tmp_path, capsys, vectors, labels, words):

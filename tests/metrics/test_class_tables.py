@@ -58,7 +58,6 @@ def test_class_table(kind):
             best = max(cosines, key=cosines.get)
             assert table.labels[table.next_class[row]] == best
             np.testing.assert_allclose(table.next_similarity[row], cosines[best], atol=1e-6)
-            np.testing.assert_allclose(table.gap[row], table.inside[row] - cosines[best], atol=1e-6)
         elif label not in means[0]:
             assert table.next_class[row] == -1 and np.isnan(table.next_similarity[row])
     upper = table.upper[table.order]

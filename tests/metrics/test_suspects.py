@@ -59,7 +59,9 @@ def test_planted_faults_are_found(share):
         return
     precision, recall = _precision_and_recall(suspects.items, planted)
     assert suspects.refusal == "" and precision > 0.8 and recall > 0.5
-    assert (np.diff(suspects.margins) <= 0).all()
+    near = metrics.neighborhoods(embeddings, labels)
+    margins = (near.other_similarity - near.own_similarity)[suspects.items]
+    assert (np.diff(margins) <= 0).all()
 
 
 def test_swaps_between_look_alikes_are_mostly_not_found():
@@ -140,12 +142,11 @@ def test_planted_duplicates(within):
         queries, query_labels, shift = embeddings[:100], labels[:100], 100
         gray |= {"gallery_gray_fn": lambda items: pixels[100 + items]}
     found = diagnosis_items.near_duplicates(queries, query_labels, threshold=0.9, **search)
-    assert sorted(found.queries.tolist()) == list(range(10)) and np.isnan(found.correlations).all()
+    assert sorted(found.queries.tolist()) == list(range(10))
     np.testing.assert_array_equal(found.items, found.queries + 100 - shift)
     assert (np.diff(found.similarities) <= 0).all()
     found = diagnosis_items.near_duplicates(queries, query_labels, threshold=0.9, **search, **gray)
     assert sorted(found.queries.tolist()) == list(range(7))
-    np.testing.assert_allclose(found.correlations, 1)
     found = diagnosis_items.near_duplicates(queries, query_labels, threshold=1.1, **search)
     assert not len(found.queries)
 
@@ -166,12 +167,12 @@ def test_duplicates_against_loops(kind):
 
 def test_flat_embeddings_need_pixels():
     found = diagnosis_items.near_duplicates(np.ones((4, 2)), np.arange(4), threshold=0.9)
-    assert not len(found.queries) and "embeddings of 2 dimensions" in found.refusal
+    assert not len(found.queries)
     pixels = np.random.default_rng(0).random((4, 16, 16))
     found = diagnosis_items.near_duplicates(
         np.ones((4, 2)), np.arange(4), threshold=0.9, gray_fn=lambda items: pixels[items * 0]
     )
-    assert found.refusal == "" and len(found.queries)
+    assert len(found.queries)
 
 
 def test_correlation_of_pixels():

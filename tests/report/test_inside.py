@@ -154,5 +154,5 @@ def test_attention_is_sorted_by_label_and_keeps_its_items():
     expected = np.zeros((5, 5))
     expected[:3, :3], expected[3:, 3:] = 1 / 3, 1 / 2
     np.testing.assert_allclose(view["values"][1], expected, rtol=1e-6)
-    with pytest.raises(ValueError, match="attention among 4 images does not suit 5 images"):
+    with pytest.raises(ValueError, match="attention among 4 images must be among 5 images"):
         inside.attention_view("attention", attention[:4, :4], items, labels)

@@ -58,15 +58,27 @@ def _npz():
     [
         (_npy(np.ones((6, 4))), _npy(np.arange(5)), "has 6 rows, but .*y.npy has 5 labels"),
         (_npy(np.ones((6, 4))), _npy(np.arange(7)), "has 6 rows, but .*y.npy has 7 labels"),
-        (_npy(np.ones(6)), _npy(np.arange(6)), r"has shape \(6,\): an array \[items, dimensions\]"),
-        (_npy(np.ones((6, 4), int)), _npy(np.arange(6)), "holds int64: floating-point numbers"),
+        (_npy(np.ones(6)), _npy(np.arange(6)), r"must be an array .*, got shape \(6,\)"),
+        (
+            _npy(np.ones((6, 4), int)),
+            _npy(np.arange(6)),
+            "must hold floating-point numbers, got int64",
+        ),
         (_npy(np.full((6, 4), np.nan)), _npy(np.arange(6)), "every row of .* holds a NaN"),
-        (_npy(np.ones((6, 4))), _npy(np.ones(6)), "y.npy holds float64 of shape"),
-        (_npy(np.ones((6, 4))), _npy(np.array([None] * 6)), "y.npy is no .npy file of plain"),
+        (
+            _npy(np.ones((6, 4))),
+            _npy(np.ones(6)),
+            "y.npy must hold one integer or name .* got float64",
+        ),
+        (
+            _npy(np.ones((6, 4))),
+            _npy(np.array([None] * 6)),
+            "y.npy is damaged, or holds Python objects",
+        ),
         (
             lambda path: path.write_text("1 2"),
             _npy(np.arange(6)),
-            "x.npy is no .npy file: write",
+            "x.npy is not a .npy file: write",
         ),
         (lambda path: path.write_bytes(_npz()), _npy(np.arange(6)), "several arrays"),
     ],
@@ -79,7 +91,9 @@ def test_wrong_files(tmp_path, x, y, message):
 
 
 def test_missing_files(vectors, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"--labels=.*y.npy: there is no such file"):
+    with pytest.raises(FileNotFoundError, match=r"--labels=.*y.npy: the file does not exist"):
         arrays.read(vectors, tmp_path / "y.npy")
-    with pytest.raises(FileNotFoundError, match=r"--embeddings=.*none.npy: there is no such file"):
+    with pytest.raises(
+        FileNotFoundError, match=r"--embeddings=.*none.npy: the file does not exist"
+    ):
         arrays.read(tmp_path / "none.npy", vectors)

@@ -69,7 +69,7 @@ def test_file_keeps_everything(tmp_path):
 
 
 def test_missing_and_damaged_files(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"holds no scores.safetensors: its run is not"):
+    with pytest.raises(FileNotFoundError, match=r"holds no scores.safetensors: finish the run"):
         scores_file.read(tmp_path)
     path = scores_file.write(tmp_path, _scores(1.0))
     content = path.read_bytes()
@@ -146,7 +146,7 @@ def test_runs_whose_scores_are_means_over_classes(tmp_path):
     assert rows["b"].mean - rows["a"].mean == pytest.approx(rows["b"].comparison.difference)
     assert "means over classes" in " ".join(result.notes)
     (tmp_path / "b" / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"a over classes, b over queries\. Compare runs"):
+    with pytest.raises(ValueError, match=r"a over classes, b over queries: compare runs"):
         comparison.read(folders)
 
 
