@@ -22,7 +22,7 @@ def scores_of(
     """Computes the scores of all queries for each model."""
     for embeddings in models.values():
         if reason := images.missing_positives(embeddings):
-            raise ValueError(f"no query can be scored: {reason}")
+            raise ValueError(f"there is nothing to score: {reason}")
     return {
         name: scores_file.score(x, images, similarity_fn=similarity_fn)
         for name, x in models.items()

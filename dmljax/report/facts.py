@@ -14,6 +14,7 @@ import numpy as np
 from dmljax import metrics, retrieval
 from dmljax.data import splits
 from dmljax.data.splits import Split
+from dmljax.hints import counted
 from dmljax.metrics.significance import FEWEST_CLASSES
 from dmljax.report import diagnosis, diagnosis_items, projection, scores_file, sprites
 from dmljax.report.diagnosis import NEIGHBORS
@@ -358,7 +359,7 @@ def _scores(data: diagnosis.Data, per_query, *, evaluated, average) -> dict[str,
     if unscored:
         counts += f"; {unscored:,} without another image of their class are not scored"
     if unreadable := int((~data.search.readable).sum()):
-        counts += f"; {unreadable:,} image{'s' * (unreadable > 1)} could not be read"
+        counts += f"; {counted(unreadable, 'image')} could not be read"
     if len(data.split.names) == 1:
         counts += ". One class: every image is right, and the scores say nothing"
     table = evaluated or {"test": {tile["name"]: tile["value"] for tile in tiles}}
@@ -431,8 +432,8 @@ def _looks(facts: Facts, data: diagnosis.Data) -> list[dict[str, Any]]:
         look("run", facts.warning, warning=True)
     check = facts.check or {}
     if leaks := check.get("leaks"):
-        are = "test image is" if len(leaks) == 1 else "test images are"
-        text = f"{len(leaks):,} {are} also among the training images."
+        are = "are" if len(leaks) > 1 else "is"
+        text = f"{counted(len(leaks), 'test image')} {are} also among the training images."
         look("check", text, items=[leak["item"] for leak in leaks[:6]], warning=True)
     table = facts.classes
     if table is not None:
@@ -456,8 +457,9 @@ def _looks(facts: Facts, data: diagnosis.Data) -> list[dict[str, Any]]:
         text = f"{len(suspects):,} images may have a wrong label."
         look("check", text, items=[suspect["item"] for suspect in suspects[:6]])
     if duplicates := check.get("duplicates"):
-        pairs_have = "pair has" if len(duplicates) == 1 else "pairs have"
-        text = f"{len(duplicates):,} {pairs_have} almost the same picture and two labels."
+        have = "have" if len(duplicates) > 1 else "has"
+        pairs = counted(len(duplicates), "pair")
+        text = f"{pairs} of almost the same picture {have} two labels."
         look("check", text, items=[i for d in duplicates[:3] for i in (d["a"], d["b"])])
     if facts.items and (hub := _worst_hub(check.get("hubs", ()), facts.items)):
         text = (
@@ -467,7 +469,7 @@ def _looks(facts: Facts, data: diagnosis.Data) -> list[dict[str, Any]]:
         label = {"class": int(data.split.labels[hub["item"]])}
         look("check", text, label, ".", items=[hub["item"], *hub["queries"][:5]])
     if unreadable := int((~data.search.readable).sum()):
-        look("run", f"{unreadable:,} images could not be read.")
+        look("run", f"{counted(unreadable, 'image')} could not be read.")
     return looks[:5]
 
 

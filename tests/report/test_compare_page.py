@@ -208,5 +208,5 @@ def test_models_of_images_without_positives_say_why(groups, unread, reason):
     images = Split([b""] * 4, np.array([0, 0, 1, 1]), ("a", "b"), **marks)
     vectors = np.eye(4, dtype=np.float32)
     vectors[unread] = np.nan
-    with pytest.raises(ValueError, match=f"^no query can be scored: {reason}"):
+    with pytest.raises(ValueError, match=f"^there is nothing to score: {reason}"):
         baseline.compare({"old": vectors, "new": vectors}, images)

@@ -68,12 +68,12 @@ def _npz():
         (
             _npy(np.ones((6, 4))),
             _npy(np.ones(6)),
-            "y.npy must hold one integer or name .* got float64",
+            "one integer or name .* got float64",
         ),
         (
             _npy(np.ones((6, 4))),
             _npy(np.array([None] * 6)),
-            "y.npy is damaged, or holds Python objects",
+            "y.npy is damaged, or holds",
         ),
         (
             lambda path: path.write_text("1 2"),
@@ -93,7 +93,5 @@ def test_wrong_files(tmp_path, x, y, message):
 def test_missing_files(vectors, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"--labels=.*y.npy: the file does not exist"):
         arrays.read(vectors, tmp_path / "y.npy")
-    with pytest.raises(
-        FileNotFoundError, match=r"--embeddings=.*none.npy: the file does not exist"
-    ):
+    with pytest.raises(FileNotFoundError, match="--embeddings=.*none.npy: the file does not"):
         arrays.read(tmp_path / "none.npy", vectors)
