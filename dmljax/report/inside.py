@@ -7,7 +7,6 @@ that the method offers. Each view has 'kind', 'title', perhaps 'note', and by ki
 * 'maps': `items [n]`, `values` int8 `[n m h w]`, `shape (m, h, w)`: signed, 127 is an image's peak
 * 'histograms': `edges [bins + 1]`, `counts {name: [bins]}`, `means {name: mean}`, `axis`
 * 'points': `x`, `y [n]`, `group [n]` of `groups`, `kind_of [n]` (0 disc, 1 cross), `names` of both
-* 'images': `rows` of `items` and `captions`; 'table': `head`, `rows`; 'text': `text`
 
 `items` are rows of the split.
 """

@@ -60,7 +60,7 @@
   const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
   const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
   const grouped = (n) => Math.round(n).toLocaleString("en-US");
-  const percent = (share) => (isNumber(share) ? (100 * share).toFixed(1) : "–");
+  const percent = (fraction) => (isNumber(fraction) ? (100 * fraction).toFixed(1) : "–");
   const decimal = (value, digits = 2) => (isNumber(value) ? value.toFixed(digits).replace("-", "−") : "–");
   const plural = (n, word, many = `${word}s`) => `${grouped(n)} ${n === 1 ? word : many}`;
   const shortName = (name, length = 60) => (name.length > length ? `${name.slice(0, length - 1)}…` : name);
@@ -179,7 +179,7 @@
     if (own >= NONE || !items.first[i]) return null;
     return neighborThumb(i, { item: own }, items.first[i], options);
   };
-  // A list of which the first rows are shown, and twice as many more for every press of its button.
+  // A list that shows its first rows; its button shows more.
   const growing = (rows, first, text) => {
     const box = el("div", { "data-list": "" });
     const more = el("button", { type: "button" }, text);
@@ -297,14 +297,14 @@
 
   // --- scores
   const MEANINGS = {
-    "R@1": "share of queries whose nearest image is of their class",
-    "MAP@R": "average precision over the R nearest, R images of the class",
-    RP: "share of the R nearest that are of the class",
+    "R@1": "fraction of queries whose nearest image has their class",
+    "MAP@R": "average precision over the R nearest, with R images of the class",
+    RP: "fraction of the R nearest images that have the class",
     MRR: "mean of 1 / rank of the first right image",
-    NMI: "how well k-means finds the classes",
+    NMI: "agreement of k-means with the classes",
     mAP: "average precision over the whole ranking",
-    "P@1": "precision of the nearest image; for whole queries the same as R@1",
-    AMI: "NMI corrected for chance", ARI: "agreement of pairs, corrected for chance", F1: "agreement of pairs of k-means",
+    "P@1": "precision of the nearest image",
+    AMI: "NMI corrected for chance", ARI: "agreement of pairs, corrected for chance", F1: "agreement of the pairs of k-means with those of the classes",
     knn: "accuracy of the vote of the nearest training images",
   };
   const sentence = (parts) => parts.map((part) => (typeof part === "string" ? part : el("b", {}, bdi(shortName(nameOf(part.class))))));
@@ -552,17 +552,17 @@
     };
     const fillAside = () => {
       clear(aside);
-      if (selected < 0) { aside.append(el("p", { class: "gray" }, "No image is chosen.")); return; }
+      if (selected < 0) { aside.append(el("p", { class: "gray" }, "No image is selected.")); return; }
       const near = neighborsOf(selected);
       put(aside, [
         el("div", { class: "pics" }, thumb(selected, { size: "s120", kind: "query", list: [selected, ...near.map((n) => n.item)] })),
         el("h3", { class: "clamp" }, bdi(nameOf(items.labels[selected]))),
         el("p", { class: "note" }, `${firstWords(selected)}; found by ${plural(items.found[selected], "query", "queries")}`),
-        el("h3", {}, "Its nearest images"),
+        el("h3", {}, "Nearest images"),
         el("div", { class: "pics", "data-list": "" }, near.map((n, r) => neighborThumb(selected, n, r + 1, { tag: decimal(n.similarity), thumb: { size: "s44" } }))),
       ]);
       const own = ownThumb(selected, { thumb: { size: "s44" } });
-      if (own && items.first[selected] > near.length) put(aside, [el("h3", {}, "The nearest of its class"), el("div", { class: "pics" }, own)]);
+      if (own && items.first[selected] > near.length) put(aside, [el("h3", {}, "Nearest of its class"), el("div", { class: "pics" }, own)]);
     };
     const zoomBy = (factor, x = width / 2, y = height / 2) => {
       const zoom = clamp(view.zoom * factor, 0.8, 400);
@@ -576,7 +576,7 @@
       schedule();
     };
     const isVisible = (i) => i >= 0 && sx(i) >= 0 && sx(i) <= width && sy(i) >= 0 && sy(i) <= height;
-    // By key the view zooms about the chosen image, so that it never runs into emptiness.
+    // Keys zoom about the selected image, so that the view is never empty.
     const zoomByKey = (factor) => {
       if (selected < 0) select(nearestTo(width / 2, height / 2, Infinity));
       if (!isVisible(selected)) { view.x = px[selected]; view.y = py[selected]; }
@@ -660,8 +660,8 @@
     const key = el("p", { class: "note", id: "map-key" });
     const fillKey = () => {
       key.textContent = {
-        hits: "Blue discs: the nearest image is of the same class. Orange squares and dashed frames: it is not.",
-        found: `The darker orange, the more queries have the image among their ${data.neighbors} nearest. Squares: the nearest image is of another class.`,
+        hits: "Blue discs: the nearest image is of the same class. Orange squares and dashed frames: it is of another class.",
+        found: `Darker orange: more queries have the image among their ${data.neighbors} nearest. Squares: the nearest image is of another class.`,
         class: "Yellow: images of the chosen class; all others are gray. Squares: the nearest image is of another class.",
       }[mode] + (items.roles ? " Images of queries and of the gallery are shown alike; pictures are marked Q or G." : "");
     };
@@ -697,7 +697,7 @@
         el("button", { type: "button", onclick: save }, "Save PNG"), counter),
       key,
       el("div", { class: "mapbox" }, el("div", { class: "canvas" }, canvas), aside),
-      el("p", { class: "note", id: "map-keys" }, data.map_note || "", " Drag to move, Ctrl and the wheel to zoom. Keys: arrows move, + and − zoom, 0 shows the whole map, Enter chooses the image nearest the middle, Escape chooses none."),
+      el("p", { class: "note", id: "map-keys" }, data.map_note || "", " Drag to move, Ctrl and the wheel to zoom. Keys: arrows move, + and − zoom, 0 shows the whole map, Enter selects the image nearest the middle, Escape clears the selection."),
     ];
   });
 
@@ -736,7 +736,7 @@
     const field = fieldOfClass("Class of the queries", (c) => { chosenClass = c; shown = 10; fill(); }, "worst-class");
     fill();
     return [
-      el("p", {}, "Queries whose nearest image is of another class. The first ones find an image of their class last. Right of the gap: the nearest image of the right class."),
+      el("p", {}, "Queries whose nearest image is of another class, sorted by the rank of the first right image, largest first. Right of the gap: the nearest image of the right class."),
       el("div", { class: "controls" }, el("label", {}, "Class", field.input), field.options, toggle("All queries of a class", false, (on) => { everything = on; shown = 10; fill(); }), status),
       list, more,
     ];
@@ -801,14 +801,14 @@
     const columns = [
       { name: "Class", text: true, value: (i) => nameOf(i) },
       { name: "Images", value: number("count"), descending: true, minor: true, title: "images of the class in the test split" },
-      { name: "R@1", value: number("upper"), title: `share of its queries whose nearest image is right; sorted by the upper end of its ${data.level} range` },
+      { name: "R@1", value: number("upper"), title: `fraction of its queries whose nearest image is right; sorted by the upper end of its ${data.level} range` },
       { name: "MAP@R", value: number("map_at_r"), minor: true, title: "mean average precision at R" },
       { name: "Inside", value: number("inside"), minor: true, title: "mean cosine of two of its images" },
     ];
     if (hasNext) {
       columns.push({ name: "Next", value: number("next_similarity"), descending: true, minor: true, title: "largest cosine of its mean with the mean of another class" },
         { name: "Next class", text: true, value: (i) => nameOf(c("next")[i]), title: "the class with that mean" },
-        { name: "Gap", value: (i) => c("inside")[i] - c("next_similarity")[i], minor: true, title: "inside minus next: below 0, the class lies within another" });
+        { name: "Gap", value: (i) => c("inside")[i] - c("next_similarity")[i], minor: true, title: "inside minus next; a negative gap means that the class overlaps another" });
     }
     const link = (i) => {
       const example = table.example[i];
@@ -821,17 +821,17 @@
       hasNext ? [el("td", { class: "minor" }, decimal(c("next_similarity")[i])), el("td", { class: "text" }, bdi(shortName(nameOf(c("next")[i]), 50))),
         el("td", { class: "minor" }, decimal(c("inside")[i] - c("next_similarity")[i]))] : null);
     const left = el("div", {}, el("h3", {}, "Worst first"), sortable(columns, names.length, rowOf, { label: "Table of classes", first: table.order, caption: "Scores of every class, worst first" }),
-      el("p", { class: "note" }, `The order is by the upper end of the ${data.level} range of R@1 (Wilson), so that classes of few images do not fill the list. Inside: mean cosine of two images of the class. Next: cosine with the mean of the nearest other class.`));
+      el("p", { class: "note" }, `Sorted by the upper end of the ${data.level} range of R@1 (Wilson), so that small classes do not fill the list. Inside: mean cosine of two images of the class. Next: cosine with the mean of the nearest other class.`));
     const mixed = data.confusions;
     if (!mixed || !mixed.pairs.length) return [left];
-    const box = el("div", { class: "box", tabindex: 0, role: "region", "aria-label": "Classes taken for another", "data-list": "" });
+    const box = el("div", { class: "box", tabindex: 0, role: "region", "aria-label": "Confused classes", "data-list": "" });
     box.style.padding = "0 12px";
     box.append(...mixed.pairs.map((pair) => el("div", { class: "pair" },
       el("p", {}, el("b", {}, bdi(shortName(nameOf(pair.a)))), " taken for ", el("b", {}, bdi(shortName(nameOf(pair.b)))),
-        el("span", { class: "gray" }, `: ${grouped(pair.count)} of ${grouped(pair.of)}${pair.back ? `, the other way ${grouped(pair.back)}` : ""}`)),
+        el("span", { class: "gray" }, `: ${grouped(pair.count)} of ${grouped(pair.of)}${pair.back ? `, in the other direction ${grouped(pair.back)}` : ""}`)),
       pair.examples.map(([query, found]) => el("span", { class: "pairs" }, thumb(query, { kind: "query", size: "s44" }), thumb(found, { kind: "wrong", size: "s44" }))))));
-    return [el("div", { class: "wide" }, left, el("div", {}, el("h3", {}, "Taken for one another"), box,
-      el("p", { class: "note" }, "Queries of the first class whose nearest image is of the second. The pairs show a query and what was nearest.")))];
+    return [el("div", { class: "wide" }, left, el("div", {}, el("h3", {}, "Confused classes"), box,
+      el("p", { class: "note" }, "Queries of the first class whose nearest image is of the second. Each pair shows a query and its nearest image.")))];
   });
   const itemsOfClass = (c) => {
     const list = [];
@@ -848,8 +848,8 @@
       blocks.push(el("div", {}, el("h3", {}, title), el("p", { class: "note" }, text), growing(rows, 8, `Show more of ${grouped(rows.length)}`)));
     };
     if (check.suspects && check.suspects.length) {
-      block("Perhaps another label", check.suspects_note, check.suspects.map((s) => () => el("div", { class: "pair" },
-        el("p", {}, el("b", {}, bdi(shortName(nameOf(items.labels[s.item])))), el("span", { class: "gray" }, " perhaps "), el("b", {}, bdi(shortName(nameOf(items.labels[s.other])))),
+      block("Labels that may be wrong", check.suspects_note, check.suspects.map((s) => () => el("div", { class: "pair" },
+        el("p", {}, el("b", {}, bdi(shortName(nameOf(items.labels[s.item])))), el("span", { class: "gray" }, " may be "), el("b", {}, bdi(shortName(nameOf(items.labels[s.other])))),
           el("span", { class: "gray" }, `: ${decimal(s.to_own)} to its own class, ${decimal(s.to_other)} to that one`), fileNote(s.item)),
         thumb(s.item, { kind: "query", tag: "image", size: "s52" }),
         s.own < NONE ? thumb(s.own, { kind: "right", tag: "✓ own", size: "s52" }) : null,
@@ -862,11 +862,11 @@
     }
     if (check.leaks && check.leaks.length) {
       block("Also among the training images", check.leaks_note, check.leaks.map((d) => () => el("div", { class: "pair" },
-        el("p", {}, el("b", {}, bdi(shortName(nameOf(items.labels[d.item])))), el("span", { class: "gray" }, ` is like a training image of `), el("b", {}, bdi(shortName(d.train_class))), el("span", { class: "gray" }, `: cosine ${decimal(d.similarity, 3)}`), fileNote(d.item)),
+        el("p", {}, el("b", {}, bdi(shortName(nameOf(items.labels[d.item])))), el("span", { class: "gray" }, " resembles a training image of "), el("b", {}, bdi(shortName(d.train_class))), el("span", { class: "gray" }, `: cosine ${decimal(d.similarity, 3)}`), fileNote(d.item)),
         thumb(d.item, { size: "s52" }))));
     }
     if (check.hubs && check.hubs.length) {
-      block("Found wrongly by many (hubs)", check.hubs_note, check.hubs.map((h) => () => el("div", { class: "pair" },
+      block("Hubs: wrong neighbors of many queries", check.hubs_note, check.hubs.map((h) => () => el("div", { class: "pair" },
         el("p", {}, el("b", {}, bdi(shortName(nameOf(items.labels[h.item])))), el("span", { class: "gray" }, `: among the ${data.neighbors} nearest of ${plural(h.found, "query", "queries")}, ${grouped(h.wrong)} of them of another class`)),
         thumb(h.item, { kind: "query", tag: "hub", size: "s52" }), h.queries.map((q) => thumb(q, { kind: "wrong", tag: "✕", size: "s44", says: "finds it, " })))));
     }
@@ -946,14 +946,14 @@
         parts.push(el("div", { class: "threshold" }, el("label", { for: "fmr" }, "False matches, from many to few"), slider), words);
         update();
       }
-      parts.push(el("p", { class: "note" }, "A class of many images has many pairs: large classes weigh by the square of their size."));
+      parts.push(el("p", { class: "note" }, "Large classes dominate: a class has a weight of the square of its size."));
     }
     const columns = [];
     if (facts.spectrum && facts.spectrum.length > 1) {
       const node = el("div");
       const logs = [...facts.spectrum].map((v) => (v > 0 ? Math.log10(v) : NaN));
-      lineChart(node, { series: [{ steps: logs.map((_, i) => i + 1), values: logs }], height: 240, label: "Share of variance of every direction, as a power of ten", xName: "direction" });
-      columns.push(el("div", {}, el("h3", {}, "Spectrum"), node, el("p", { class: "note" }, "Share of the variance in every direction, as a power of ten. A steep fall means that the directions after it are unused.")));
+      lineChart(node, { series: [{ steps: logs.map((_, i) => i + 1), values: logs }], height: 240, label: "Fraction of the variance in every direction, as a power of ten", xName: "direction" });
+      columns.push(el("div", {}, el("h3", {}, "Spectrum"), node, el("p", { class: "note" }, "Fraction of the variance in every direction, as a power of ten. The directions after a steep fall are unused.")));
     }
     if (facts.numbers && facts.numbers.length) {
       columns.push(el("div", {}, el("h3", {}, "Numbers"), el("table", { class: "numbers" }, el("tbody", {}, facts.numbers.map(([name, value, meaning]) =>
@@ -980,7 +980,7 @@
     matrix: (view) => {
       const n = view.items.length, layers = view.values.length / (n * n);
       const canvas = el("canvas", { role: "img", "aria-label": `${view.title}: ${view.rows} down the side, ${view.columns} along the top` });
-      const words = el("p", { class: "note", role: "status" }, "Move over the matrix, or tap it, to see how much an image attends to another.");
+      const words = el("p", { class: "note", role: "status" }, "Move over the matrix, or tap it, to see the attention from one image to another.");
       const [low, high] = minmax(view.values);
       let layer = 0, row = 0, column = 0;
       const draw = () => decode64(canvas, n, n, (k) => heat((view.values[layer * n * n + k] - low) / (high - low || 1)));
@@ -1020,7 +1020,7 @@
       grid.style.gridTemplateColumns = `minmax(0, 1fr) minmax(0, ${n}fr)`;
       show(0, 0);
       return [layers > 1 ? el("div", { class: "controls" }, choice("Layer", Array.from({ length: layers }, (_, k) => [k, `layer ${k + 1}`]), 0, (k) => { layer = k; draw(); show(row, column); })) : null,
-        grid, words, el("p", { class: "note" }, "The strongest of that row:"), pair];
+        grid, words, el("p", { class: "note" }, "The largest values of this row:"), pair];
     },
     maps: (view) => {
       const n = view.items.length, [m, h, w] = view.shape;
@@ -1038,7 +1038,7 @@
           return el("td", {}, picture);
         })));
       return [el("div", { class: "maps", tabindex: 0, role: "region", "aria-label": view.title }, el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "image"), Array.from({ length: m }, (_, k) => el("th", { scope: "col" }, `learner ${k + 1}`)))), el("tbody", {}, rows))),
-        el("p", { class: "note" }, "Orange: the learner lets through more than the learners do on average; blue: less. Every image has its own scale.")];
+        el("p", { class: "note" }, "Orange: the mask of the learner is above the mean of all learners; blue: below. Every image has its own scale.")];
     },
     histograms: (view) => {
       const node = el("div");
@@ -1074,7 +1074,7 @@
             : svgEl("circle", { cx, cy, r: 3.6, fill: stroke }));
         }
       });
-      return [node, el("p", { class: "note" }, `Discs: ${view.names[0]}. Crosses: ${view.names[1]}. A color is a class (${view.groups} of them). The first two principal components of ${view.names[0]} span the plane.`)];
+      return [node, el("p", { class: "note" }, `Discs: ${view.names[0]}. Crosses: ${view.names[1]}. Each color is one of ${view.groups} classes. The first two principal components of ${view.names[0]} span the plane.`)];
     },
   };
   section("inside", () => {
@@ -1118,7 +1118,7 @@
           if (dots[hit]) svg.append(svgEl("path", { d: dots[hit], fill: "none", stroke, "stroke-width": 3, "stroke-linecap": cap }));
         });
         const wrong = map.hits.reduce((sum, hit) => sum + (hit === 0), 0);
-        maps.append(el("div", { class: "card" }, el("h3", {}, bdi(map.name)), svg, el("p", { class: "note" }, `${plural(wrong, "query", "queries")} with a wrong nearest image (orange squares). Each map has axes of its own.`)));
+        maps.append(el("div", { class: "card" }, el("h3", {}, bdi(map.name)), svg, el("p", { class: "note" }, `${plural(wrong, "query", "queries")} with a wrong nearest image (orange squares). Each map has its own axes.`)));
       }
       parts.push(el("h3", {}, "The embeddings side by side"), maps);
     }
@@ -1147,15 +1147,15 @@
 
   // --- the run
   const GLOSSARY = [
-    ["query, gallery", "Every image of the test split is compared with all others; where the data set has a protocol, its queries are compared with its gallery."],
-    ["R@K", "Share of the queries with an image of their class among the K nearest."],
-    ["RP", "R-precision: share of the R nearest images that are of the class, where R is the number of other images of the class."],
-    ["MAP@R", "Like RP, but hits near the top count more (Musgrave et al., 2020)."],
-    ["range", `${data.level} bootstrap interval over classes: how far the score would move with other classes of the same kind. It does not contain the spread over training seeds.`],
+    ["query, gallery", "Every image of the test split is compared with all others. If the data set defines queries and a gallery, its queries are compared with its gallery."],
+    ["R@K", "Fraction of the queries with an image of their class among the K nearest."],
+    ["RP", "R-precision: fraction of the R nearest images that have the class, where R is the count of other images of the class."],
+    ["MAP@R", "Like RP, with a larger weight for hits near the top (Musgrave et al., 2020)."],
+    ["range", `${data.level} bootstrap interval over classes: the variation of the score with other classes of the same kind. It does not contain the spread over training seeds.`],
     ["hub", `An image that is among the ${data.neighbors} nearest of unusually many queries.`],
     ["threshold, false match", "With a threshold on the cosine, a false match is a pair of two classes above it."],
-    ["effective rank", "How many directions the embedding uses: the exponential of the entropy of its spectrum."],
-    ["uniformity, alignment", "How evenly the embedding covers the sphere, and how close images of one class are (Wang & Isola, 2020); smaller is better for both."],
+    ["effective rank", "The count of directions that the embedding uses: the exponential of the entropy of its spectrum."],
+    ["uniformity, alignment", "Uniformity measures how evenly the embedding covers the sphere, alignment how close images of one class are (Wang & Isola, 2020). Smaller is better for both."],
   ];
   section("run", () => {
     const run = data.run;

@@ -154,7 +154,7 @@ def test_looks_say_nothing_where_there_is_nothing_to_say():
 
 
 @pytest.mark.parametrize(
-    "labels, message", [(np.zeros(3, int), "one row"), (np.zeros((8, 2), int), "one label")]
+    "labels, message", [(np.zeros(3, int), "one row"), (np.zeros((8, 2), int), "labels must have")]
 )
 def test_bad_arrays_are_refused(labels, message):
     with pytest.raises(ValueError, match=message):

@@ -399,7 +399,7 @@ def test_the_map_by_keyboard_and_by_wheel(visit, complete):
     assert 1 <= zoomed < 150, "zooming by key stays with the chosen image"
     opened.page.keyboard.press("Escape")
     opened.settle()
-    assert "No image is chosen" in opened.page.inner_text("#map-panel")
+    assert "No image is selected" in opened.page.inner_text("#map-panel")
     opened.page.keyboard.press("Enter")
     opened.settle()
     assert opened.page.locator("#map-panel .thumb").count() > 10

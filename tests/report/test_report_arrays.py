@@ -93,5 +93,5 @@ def test_wrong_files(tmp_path, x, y, message):
 def test_missing_files(vectors, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"--labels=.*y.npy: the file does not exist"):
         arrays.read(vectors, tmp_path / "y.npy")
-    with pytest.raises(FileNotFoundError, match="--embeddings=.*none.npy: the file does not"):
+    with pytest.raises(FileNotFoundError, match=r"--embeddings=.*none.npy: the file does not"):
         arrays.read(tmp_path / "none.npy", vectors)
