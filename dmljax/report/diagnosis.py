@@ -133,39 +133,30 @@ def class_table(data: Data, per_query: Mapping[str, np.ndarray], map_at_r: np.nd
         devices=data.devices,
         **data.search.options,
     )
-    count = len(data.split.names)
-    rows: dict[str, Any] = {
-        "count": np.bincount(data.split.labels, minlength=count).astype(np.uint32)
-    }
-    queries = np.zeros(count, np.uint32)
-    queries[table.labels] = table.queries
-    rows["queries"] = queries
-    columns = {
-        "recall": table.recall_at_1,
-        "map_at_r": table.map_at_r,
-        "upper": table.upper,
-        "inside": table.inside,
-        "next_similarity": table.next_similarity,
-    }
-    for name, values in columns.items():
-        rows[name] = np.full(count, np.nan, np.float32)
-        rows[name][table.labels] = values
-    following = np.full(count, count, np.uint32)
+    count, labels = len(data.split.names), table.labels
+    following, queries = np.full(count, count, np.uint32), np.zeros(count, np.uint32)
     has_next = table.next_class >= 0
-    following[table.labels[has_next]] = table.labels[table.next_class[has_next]]
-    order = np.concatenate(
-        [table.labels[table.order], np.setdiff1d(np.arange(count), table.labels)]
-    )
-    rows["order"] = order.astype(np.uint32)
-    if len(table.labels) > 2:
-        rows["next"] = following
-    else:
-        del rows["next_similarity"]
+    following[labels[has_next]] = labels[table.next_class[has_next]]
+    queries[labels] = table.queries
     example = np.full(count, len(data.split), np.uint32)
     # The query with the worst score is written last, so it is the example.
     by_score = np.argsort(-map_at_r[data.search.queries], kind="stable")
     example[data.search.labels[by_score]] = data.search.queries[by_score]
-    rows["example"] = example
+    order = np.concatenate([labels[table.order], np.setdiff1d(np.arange(count), labels)])
+    rows: dict[str, Any] = {
+        "count": np.bincount(data.split.labels, minlength=count).astype(np.uint32),
+        "queries": queries,
+        "order": order.astype(np.uint32),
+        "example": example,
+    }
+    columns = {"recall": table.recall_at_1, "map_at_r": table.map_at_r, "upper": table.upper}
+    columns["inside"] = table.inside
+    if len(labels) > 2:
+        rows["next"] = following
+        columns["next_similarity"] = table.next_similarity
+    for name, values in columns.items():
+        rows[name] = np.full(count, np.nan, np.float32)
+        rows[name][labels] = values
     return rows
 
 
@@ -358,107 +349,57 @@ def embedding(
     hubness: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Builds histograms of pairs with thresholds, the spectrum, and numbers with their meaning."""
+    numbers: list[list[str]] = []
     result: dict[str, Any] = {
         "positives": histograms.positives.astype(np.float64),
         "negatives": histograms.negatives.astype(np.float64),
         "thresholds": [],
+        "numbers": numbers,
     }
     for fmr in metrics.offered_fmrs(histograms, _FMRS):
         threshold = metrics.threshold_at_fmr(histograms, fmr)
         fnmr = metrics.fnmr_at(histograms, threshold)
         result["thresholds"].append({"fmr": fmr, "threshold": threshold, "fnmr": fnmr})
-    x = data.x[data.search.readable]
-    numbers = [
-        (
-            "Alignment",
-            f"{metrics.alignment(histograms):.3f}",
-            "mean squared distance of two images of one class; smaller is closer",
-        ),
-        (
-            "Uniformity",
-            f"{metrics.uniformity(histograms):.2f}",
-            "0 if all embeddings are equal; smaller is more even",
-        ),
-        (
-            "Density",
-            f"{metrics.density(x, data.split.labels[data.search.readable]):.2f}",
-            "distance within a class / between classes, without classes of one image",
-        ),
-    ]
+
+    def add(name: str, value: str, meaning: str) -> None:
+        if "nan" not in value:
+            numbers.append([name, value.replace("-", "−"), meaning])
+
+    x, labels = (y[data.search.readable] for y in (data.x, data.split.labels))
+    text = "mean squared distance of two images of one class; smaller is closer"
+    add("Alignment", f"{metrics.alignment(histograms):.3f}", text)
+    text = "0 if all embeddings are equal; smaller is more even"
+    add("Uniformity", f"{metrics.uniformity(histograms):.2f}", text)
+    text = "distance within a class / between classes, without classes of one image"
+    add("Density", f"{metrics.density(x, labels):.2f}", text)
     if x.shape[1] > _FLAT:
         fractions = metrics.spectrum(x)
         result["spectrum"] = fractions.astype(np.float32)
-        numbers += [
-            (
-                "Effective rank",
-                f"{metrics.effective_rank(fractions):.1f} of {x.shape[1]}",
-                "count of directions in use",
-            ),
-            (
-                "Participation",
-                f"{metrics.participation(fractions):.1f} of {x.shape[1]}",
-                "the same, with less weight for weak directions",
-            ),
-            (
-                "Spectral decay",
-                _decay(x),
-                "distance from an even spectrum (mode 1: no value dropped); smaller is more even",
-            ),
-        ]
+        rank, participation = metrics.effective_rank(fractions), metrics.participation(fractions)
+        add("Effective rank", f"{rank:.1f} of {x.shape[1]}", "count of directions in use")
+        text = "the same, with less weight for weak directions"
+        add("Participation", f"{participation:.1f} of {x.shape[1]}", text)
+        decay = metrics.rho_spectrum(x)
+        reason = "fewer images than" if len(x) < x.shape[1] else "no variance in some"
+        value = f"{decay:.2f}" if np.isfinite(decay) else f"not defined: {reason} dimensions"
+        text = "distance from an even spectrum (mode 1: no value dropped); smaller is more even"
+        add("Spectral decay", value, text)
     if hubness:
-        skewness = f"{hubness['skewness']:.2f}"
-        numbers.append(("Hubness", skewness, "skewness of how often images are found"))
-    numbers += _one_threshold(data, histograms, near)
-    result["numbers"] = [
-        [name, value.replace("-", "−"), meaning]
-        for name, value, meaning in numbers
-        if "nan" not in value
-    ]
-    return result
-
-
-def _decay(x: np.ndarray) -> str:
-    """Formats the spectral decay, or the reason why it is infinite."""
-    decay = metrics.rho_spectrum(x)
-    if np.isfinite(decay):
-        return f"{decay:.2f}"
-    few = "fewer images than dimensions" if len(x) < x.shape[1] else "dimensions without variance"
-    return f"not defined: {few}"
-
-
-def _one_threshold(
-    data: Data, histograms: metrics.SimilarityHistograms, near: metrics.Neighborhoods
-) -> list[tuple[str, str, str]]:
-    """Describes how well one threshold suits all classes, and strangers to the collection."""
-    rows = []
-    pairs = len(data.pairs[1]) * len(data.search.items)
-    if len(metrics.offered_fmrs(histograms, (0.1, _CLASSES_FMR))) == 2 and (
-        pairs <= _MOST_CLASS_PAIRS
-    ):
+        text = "skewness of how often images are found"
+        add("Hubness", f"{hubness['skewness']:.2f}", text)
+    pairs = len(data.search.labels) * len(data.search.items)
+    has_both_rates = len(metrics.offered_fmrs(histograms, (0.1, _CLASSES_FMR))) == 2
+    if has_both_rates and pairs <= _MOST_CLASS_PAIRS:
         of_classes = metrics.class_histograms(*data.pairs, **data.search.options)
+        text = "OPIS: how differently one threshold suits the classes; 0 if it suits all equally"
+        add("Threshold inconsistency", f"{metrics.opis(of_classes):.4f}", text)
         thresholds = metrics.class_thresholds(of_classes, _CLASSES_FMR)
         low, high = np.nanquantile(thresholds, [0.1, 0.9])
-        rows = [
-            (
-                "Threshold inconsistency",
-                f"{metrics.opis(of_classes):.4f}",
-                "OPIS: how differently one threshold suits the classes; 0 if it suits all equally",
-            ),
-            (
-                "Thresholds of classes",
-                f"{low:.2f} to {high:.2f}",
-                "the cosine that 1 in 100 pairs of a class with others reaches, of the middle 80 % "
-                "of the classes",
-            ),
-        ]
+        text = "cosine that 1 in 100 pairs of a class with others reaches, for the middle 80 % of "
+        add("Thresholds of classes", f"{low:.2f} to {high:.2f}", f"{text}the classes")
     threshold = metrics.threshold_at_refusal(near, _KNOWN_REFUSED)
-    rates = metrics.stranger_rates(near, threshold)
-    rows.append(
-        (
-            "Strangers refused",
-            f"{100 * rates.strangers_refused:.1f} % at cosine {threshold:.2f}",
-            "fraction of queries whose class is not in the collection, at a threshold that refuses "
-            f"{100 * _KNOWN_REFUSED:.0f} % of the others",
-        )
-    )
-    return rows
+    refused = 100 * metrics.stranger_rates(near, threshold).strangers_refused
+    text = "fraction of queries whose class is not in the collection, at a threshold that refuses "
+    text += f"{100 * _KNOWN_REFUSED:.0f} % of the others"
+    add("Strangers refused", f"{refused:.1f} % at cosine {threshold:.2f}", text)
+    return result

@@ -522,7 +522,7 @@ def _broken_section():
 # What degrades, and what then must not (False) or must (True) be on the page.
 DEGRADED = {
     "two classes": (_with(items=40, classes=2), {"taken for": False, "No range": True}),
-    "one class": (_with(items=20, classes=1), {"Taken for": False}),
+    "one class": (_with(items=20, classes=1), {"Confused classes": False}),
     "two images": (_with(items=2, classes=1), {"Map": True}),
     "only lone queries": (_with(items=12, classes=12), {"Worst queries": False}),
     "300 classes": (_many_classes, {"the first 200 of 300 classes": True}),
