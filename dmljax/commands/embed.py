@@ -24,32 +24,37 @@ that cannot be read, or whose embedding has NaN, are listed in left_out.jsonl of
 """
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
 
 from dmljax.commands import evaluate, export
-from dmljax.commands.parser import refuse
+from dmljax.commands.parser import add_fields, flag, refuse, values_of
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFlags:
+    """Flags of the embeddings of a run."""
+
+    dtype: str = flag("float32", "number type: float32 or float16")
+    synthetic: bool = flag(False, "also write synthetic features (runs of dvml)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags:
+    """Flags of all embeddings."""
+
+    out: str | None = flag(None, "folder to write")
+    prefix: int | None = flag(None, "write only the first PREFIX dimensions (Matryoshka)", type=int)
+    images: str | None = flag(None, "with a bundle or --net: folder or Parquet list of images")
+    shard: str | None = flag(None, "embed only part I of N of the rows", metavar="I/N")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     evaluate.add_checkpoint(parser)
-    parser.add_argument("--out", help="folder to write")
-    parser.add_argument(
-        "--dtype",
-        default="float32",
-        help="number type of a run's embeddings: float32 (default) or float16",
-    )
-    parser.add_argument(
-        "--prefix",
-        type=int,
-        help="write only the first PREFIX dimensions; the run must be trained with this prefix",
-    )
-    parser.add_argument(
-        "--synthetic", action="store_true", help="also write synthetic features (runs of dvml)"
-    )
-    parser.add_argument("--images", help="with a bundle or --net: folder or Parquet list of images")
-    export.add_backbone(parser)
-    parser.add_argument("--shard", metavar="I/N", help="embed only part I of N of the rows")
+    add_fields(parser, RunFlags)
+    add_fields(parser, Flags)
+    add_fields(parser, export.BackboneFlags)
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
@@ -71,11 +76,10 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         arguments.out,
         split=arguments.split,
         step=arguments.step,
-        dtype=arguments.dtype,
-        synthetic=arguments.synthetic,
         prefix=arguments.prefix,
         shard=shard,
         overrides=overrides,
+        **values_of(arguments, RunFlags),
     )
     return 0
 
@@ -88,9 +92,8 @@ def _embed_collection(arguments: argparse.Namespace, extras: Sequence[str]) -> i
             "--images=collection/ --out=vectors/"
         )
     run_only = {"--split": arguments.split != "test", "--step": arguments.step is not None}
-    run_only |= {"--dtype": arguments.dtype != "float32"}
-    run_only |= {"--synthetic": arguments.synthetic}
-    if flags := [flag for flag, changed in run_only.items() if changed]:
+    run_only |= {"--dtype": arguments.dtype != "float32", "--synthetic": arguments.synthetic}
+    if flags := [name for name, changed in run_only.items() if changed]:
         raise ValueError(f"{', '.join(flags)}: only for a run; --images is embedded by a bundle")
     if arguments.weights and not arguments.net:
         raise ValueError("--weights belongs to --net: leave it out, or name the net")

@@ -21,107 +21,98 @@ dmljax search BUNDLE --index=... --text="red shoe".
 """
 
 import argparse
+import dataclasses
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 from dmljax.commands import evaluate
-from dmljax.commands.parser import batch_sizes, refuse
+from dmljax.commands.parser import add_fields, batch_sizes, flag, refuse, values_of
+
+
+@dataclasses.dataclass(frozen=True)
+class BackboneFlags:
+    """Flags that name a published backbone instead of a run or a bundle."""
+
+    net: str | None = flag(None, "published backbone without training, such as dinov2_s14")
+    weights: str | None = flag(None, "file with the weights of --net")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFlags:
+    """Flags of the export of a run."""
+
+    allow_worse: bool = flag(False, "export even if the run scores below its untrained backbone")
+    adapter: bool = flag(False, "write only the LoRA adapter, for peft")
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramFlags:
+    """Flags of the written program and its card."""
+
+    onnx: bool = flag(False, "also write the program as ONNX")
+    license: str | None = flag(None, "license to name in the model card")
+    batch_sizes: tuple[int, ...] | None = flag(
+        None, "batch sizes to compile, such as 1,8,32", type=batch_sizes, metavar="SIZES"
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     evaluate.add_run(parser)
-    add_backbone(parser)
-    parser.add_argument(
-        "--allow-worse",
-        action="store_true",
-        help="export even if the run scores below its backbone without training",
-    )
     parser.add_argument("--out", help="folder to write, such as photos.bundle")
-    parser.add_argument("--vocabulary", help="tokenizer.json of the net, to embed text")
-    parser.add_argument("--onnx", action="store_true", help="also write the program as ONNX")
-    parser.add_argument(
-        "--adapter", action="store_true", help="write only the LoRA adapter, for peft"
-    )
-    parser.add_argument("--license", help="license to name in the model card")
-    parser.add_argument(
-        "--batch-sizes",
-        type=batch_sizes,
-        metavar="SIZES",
-        help="batch sizes to compile, such as 1,8,32",
-    )
+    parser.add_argument("--vocabulary", help="with --net: its tokenizer.json, to embed text")
+    for kind in (BackboneFlags, RunFlags, ProgramFlags):
+        add_fields(parser, kind)
 
 
-def add_backbone(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that name a published backbone instead of a run or a bundle."""
-    parser.add_argument("--net", help="published backbone without training, such as dinov2_s14")
-    parser.add_argument("--weights", help="file with the weights of --net")
-
-
-def _export_backbone(arguments: argparse.Namespace, extras: Sequence[str]) -> pathlib.Path:
+def _export_backbone(
+    arguments: argparse.Namespace, extras: Sequence[str], program: dict[str, Any]
+) -> pathlib.Path:
     refuse("export", extras)
-    for_runs = (arguments.run, arguments.adapter, arguments.allow_worse)
-    if any(for_runs) or arguments.step is not None:
+    if any((arguments.run, arguments.adapter, arguments.allow_worse)) or arguments.step is not None:
         raise ValueError(
             "--net exports a backbone without a run: leave out the run, --step, --adapter and "
             "--allow-worse"
         )
     from dmljax.bundle import backbones
 
-    return backbones.export(
-        arguments.net,
-        arguments.weights,
-        arguments.out,
-        onnx=arguments.onnx,
-        license=arguments.license,
-        vocabulary=arguments.vocabulary,
-        batch_sizes=arguments.batch_sizes or backbones.exporting.BATCH_SIZES,
-    )
+    names = (arguments.net, arguments.weights, arguments.out)
+    return backbones.export(*names, vocabulary=arguments.vocabulary, **program)
 
 
-def _export_run(arguments: argparse.Namespace, extras: Sequence[str]) -> pathlib.Path:
-    for flag in ("weights", "vocabulary"):
-        if getattr(arguments, flag):
-            raise ValueError(f"--{flag} belongs to --net: leave it out, or name the net")
+def _export_run(
+    arguments: argparse.Namespace, extras: Sequence[str], program: dict[str, Any]
+) -> pathlib.Path:
+    for name in ("weights", "vocabulary"):
+        if getattr(arguments, name):
+            raise ValueError(f"--{name} belongs to --net: leave it out, or name the net")
     folder = evaluate.run_folder("export", arguments.run)
-    overrides = evaluate.overrides_of("export", extras)
+    options = {"step": arguments.step, "overrides": evaluate.overrides_of("export", extras)}
+    options["allow_worse"] = arguments.allow_worse
     if arguments.adapter:
-        if arguments.onnx or arguments.license or arguments.batch_sizes:
+        if program:
             raise ValueError("--adapter writes no program and no card: leave out the other flags")
         from dmljax.runs import adapters
 
-        return adapters.export(
-            folder,
-            arguments.out,
-            step=arguments.step,
-            overrides=overrides,
-            allow_worse=arguments.allow_worse,
-        )
+        return adapters.export(folder, arguments.out, **options)
     from dmljax.bundle import exporting
 
-    return exporting.export(
-        folder,
-        arguments.out,
-        step=arguments.step,
-        onnx=arguments.onnx,
-        license=arguments.license,
-        overrides=overrides,
-        allow_worse=arguments.allow_worse,
-        batch_sizes=arguments.batch_sizes or exporting.BATCH_SIZES,
-    )
+    return exporting.export(folder, arguments.out, **options, **program)
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     if not arguments.out:
         raise ValueError("export needs --out, the folder to write, such as photos.bundle")
-    bundle = (_export_backbone if arguments.net else _export_run)(arguments, extras)
+    program = {name: x for name, x in values_of(arguments, ProgramFlags).items() if x}
+    export_fn = _export_backbone if arguments.net else _export_run
+    bundle = export_fn(arguments, extras, program)
     size = sum(path.stat().st_size for path in bundle.iterdir())
     if arguments.adapter:
         print(f"{bundle}: {size / 1e6:.1f} MB; the adapters of the backbone, without the head")
         return 0
     print(
         f"{bundle}: {size / 1e6:.1f} MB; every program gives the embeddings of the "
-        f"{'net' if arguments.net else 'checkpoint'} "
-        "(README.md)"
+        f"{'net' if arguments.net else 'checkpoint'} (README.md)"
     )
     from dmljax.bundle import files
 

@@ -21,6 +21,7 @@ are skipped, embedded again or left out, and the files of --images and --import.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import pathlib
@@ -30,52 +31,42 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from dmljax import index as indexes
-from dmljax.commands.parser import add_trust, refuse
+from dmljax.commands.parser import add_fields, add_trust, flag, refuse
 from dmljax.files import machine
 from dmljax.hints import counted, hint, shown_bytes
 from dmljax.index import fill
 
+_FILL = "create, add, reindex"
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags:
+    """Flags of all verbs; the help begins with the verbs that a flag belongs to."""
+
+    bundle: str | None = flag(None, f"{_FILL}: bundle that embeds the images")
+    images: str | None = flag(None, f"{_FILL}: folder or Parquet list of images")
+    split: str | None = flag(None, f"{_FILL}: write this split, test or train, to --images first")
+    root: str | None = flag(None, "with --split: folder of the data set of the bundle")
+    replace: bool = flag(False, f"{_FILL}: overwrite items with the same ids")
+    drop_missing: bool = flag(False, "reindex: switch even if items are missing from the new index")
+    not_in: tuple[str, ...] = flag(
+        (), "remove: items without a file in any --not-in folder; may be repeated", metavar="FOLDER"
+    )
+    yes: bool = flag(False, "remove --not-in: confirm that more than half of the items go")
+    items: bool = flag(False, "list: print one line per item")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("verb", nargs="?", help=", ".join(_VERBS))
-    parser.add_argument(
-        "words", nargs="*", metavar="INDEX", help="index, then ids (remove) or a file (export)"
-    )
-    parser.add_argument("--bundle", help="create, add, reindex: bundle that embeds the images")
-    parser.add_argument("--images", help="create, add, reindex: folder or Parquet list of images")
-    parser.add_argument(
-        "--split", help="create, add, reindex: write this split, test or train, to --images first"
-    )
-    add_trust(parser)
-    parser.add_argument("--root", help="with --split: folder of the data set of the bundle")
+    parser.add_argument("words", nargs="*", metavar="INDEX", help="index; then ids, or a file")
     parser.add_argument(
         "--import",
         dest="source",
         metavar="FILE",
-        help="create, add, reindex: Parquet file or folder of vectors",
+        help=f"{_FILL}: Parquet file or folder of vectors",
     )
-    parser.add_argument(
-        "--replace",
-        action="store_true",
-        help="create, add, reindex: overwrite items whose ids are stored already",
-    )
-    parser.add_argument(
-        "--drop-missing",
-        action="store_true",
-        help="reindex: switch even if items are missing from the new index",
-    )
-    parser.add_argument(
-        "--not-in",
-        metavar="FOLDER",
-        action="append",
-        help="remove: items without a file in any --not-in folder; may be repeated",
-    )
-    parser.add_argument(
-        "--yes",
-        action="store_true",
-        help="remove --not-in: confirm that more than half of the items go",
-    )
-    parser.add_argument("--items", action="store_true", help="list: print one line per item")
+    add_fields(parser, Flags)
+    add_trust(parser)
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:

@@ -30,23 +30,29 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(f"{message} (see {self.prog} --help)")
 
 
-def add_fields(parser: argparse.ArgumentParser, kind: Any, *, prefix: str = "") -> None:
+def flag(default: Any, text: str, **options: Any) -> Any:
+    """Returns a field for `add_fields`, with its help and further options of argparse."""
+    return dataclasses.field(default=default, metadata={"help": text, **options})
+
+
+def add_fields(parser: Any, kind: Any, *, prefix: str = "") -> None:
     """Adds a flag for every field of a dataclass that has `metadata["help"]`.
 
-    The name, the type and the default of the flag are those of the field. `False` as a default
-    makes a switch, and None a text that may be left out. `metadata["choices"]` lists the values.
+    The name, the type and the default of the flag are those of the field. The default False makes a
+    switch, None an optional text, and () a flag that may be repeated. Other values of `metadata`
+    are options of argparse.
     """
     for field in dataclasses.fields(kind):
-        if (text := field.metadata.get("help")) is None:
+        options: dict[str, Any] = dict(field.metadata)
+        if "help" not in options:
             continue
-        options: dict[str, Any] = {"action": "store_true", "help": text}
-        if field.default is not False:
-            options = {
-                "type": str if field.default is None else type(field.default),
-                "default": field.default,
-                "choices": field.metadata.get("choices"),
-                "help": text if field.default is None else f"{text} (default %(default)s)",
-            }
+        if field.default is False:
+            options["action"] = "store_true"
+        elif field.default == ():
+            options |= {"action": "append", "default": []}
+        elif field.default is not None:
+            options = {"type": type(field.default), "default": field.default, **options}
+            options["help"] += " (default %(default)s)"
         parser.add_argument(f"--{prefix}{field.name.replace('_', '-')}", **options)
 
 

@@ -21,6 +21,7 @@ unless all norms are equal.
 """
 
 import argparse
+import dataclasses
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -28,30 +29,30 @@ from typing import Any
 from absl import logging
 
 from dmljax.commands import evaluate
+from dmljax.commands.parser import add_fields, flag
 from dmljax.files import reading
 from dmljax.hints import check_known
 
 _DISTANCES = ("euclidean", "cosine")  # functions of dmljax.retrieval
 
 
+@dataclasses.dataclass(frozen=True)
+class Flags:
+    """Flags of a report; all but `text` belong to --embeddings."""
+
+    text: bool = flag(False, "print the main numbers instead of writing the page")
+    embeddings: str | None = flag(None, ".npy file [items, dimensions] instead of a run")
+    labels: str | None = flag(None, "file with the labels of --embeddings")
+    baseline: str | None = flag(None, "file of other embeddings of the same images to compare")
+    distance: str | None = flag(None, "distance of --embeddings: euclidean (default) or cosine")
+    images: str | None = flag(None, "folder with the images of --embeddings")
+    out: str | None = flag(None, "page of --embeddings to write; report.html by default")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="*", help="folders of runs, such as runs/glyphs")
     evaluate.add_step(parser)
-    parser.add_argument(
-        "--text", action="store_true", help="print the main numbers instead of writing the page"
-    )
-    parser.add_argument(
-        "--embeddings", help=".npy file [items, dimensions] to report on instead of a run"
-    )
-    parser.add_argument("--labels", help="file with the labels of --embeddings")
-    parser.add_argument(
-        "--baseline", help="file of other embeddings of the same images, to compare with"
-    )
-    parser.add_argument(
-        "--distance", help="distance of --embeddings: euclidean (default) or cosine"
-    )
-    parser.add_argument("--images", help="folder with the images of --embeddings")
-    parser.add_argument("--out", help="page of --embeddings to write; report.html by default")
+    add_fields(parser, Flags)
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:

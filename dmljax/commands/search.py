@@ -16,35 +16,35 @@ the bundle of a net that was trained with text (docs/ship.md).
 """
 
 import argparse
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from dmljax.commands.parser import refuse
+from dmljax.commands.parser import add_fields, flag, refuse
 from dmljax.hints import NO_THRESHOLDS, hint
 from dmljax.index import Hit, filters, inputs
 from dmljax.index import open as open_index
 
 
+@dataclasses.dataclass(frozen=True)
+class Flags:
+    """Flags of a search."""
+
+    index: str | None = flag(None, "index to search: a folder or postgresql://...")
+    id: tuple[str, ...] = flag((), "search by a stored item; may be repeated")
+    text: tuple[str, ...] = flag((), "search by words; may be repeated")
+    k: int | None = flag(None, f"number of hits (default {inputs.DEFAULT_K})", type=int)
+    threshold: str | None = flag(None, "lowest similarity, or a name such as fmr=1e-3")
+    where: tuple[str, ...] = flag((), "filter: FIELD=VALUE, FIELD>=VALUE; may be repeated")
+    json: bool = flag(False, "print a line of JSON per query")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "words", nargs="*", metavar="BUNDLE IMAGE", help="bundle, then query images"
-    )
-    parser.add_argument("--index", help="index to search: a folder or postgresql://...")
-    parser.add_argument(
-        "--id", action="append", default=[], help="search by a stored item; may be repeated"
-    )
-    parser.add_argument(
-        "--text", action="append", default=[], help="search by words; may be repeated"
-    )
-    parser.add_argument("--k", type=int, help=f"number of hits (default {inputs.DEFAULT_K})")
-    parser.add_argument("--threshold", help="lowest similarity, or a name such as fmr=1e-3")
-    parser.add_argument(
-        "--where", action="append", default=[], help="filter: FIELD=VALUE, FIELD>=VALUE"
-    )
-    parser.add_argument("--json", action="store_true", help="print a line of JSON per query")
+    parser.add_argument("words", nargs="*", metavar="BUNDLE IMAGE", help="bundle, then images")
+    add_fields(parser, Flags)
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:

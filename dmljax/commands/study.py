@@ -14,13 +14,14 @@ Exit status: 0 all runs are finished, 1 a run failed, 2 the input is wrong, 130 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import pathlib
 import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dmljax.commands.parser import add_trust, refuse
+from dmljax.commands.parser import add_fields, add_trust, flag, refuse
 from dmljax.hints import check_known, counted
 
 if TYPE_CHECKING:
@@ -29,22 +30,23 @@ if TYPE_CHECKING:
 _ACTIONS = ("run", "table")  # and "join", by which `run` scores an ensemble
 
 
+@dataclasses.dataclass(frozen=True)
+class Flags:
+    """Flags of a study."""
+
+    workdir: str | None = flag(None, "folder of the study; runs/studies/NAME by default")
+    runs: str | None = flag(None, "folder of the runs of all studies; runs/by_digest by default")
+    only: tuple[str, ...] = flag((), "run only this row; may be repeated")
+    dry_run: bool = flag(False, "print the runs without running")
+    retry: bool = flag(False, "run failed runs again")
+    no_wait: bool = flag(False, "exit without waiting for runs of other processes")
+    out: str | None = flag(None, "with table: file to write, .md, .tex, .csv or .html")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", nargs="?", help="run or table")
     parser.add_argument("names", nargs="*", help="study file")
-    parser.add_argument("--workdir", help="folder of the study; runs/studies/NAME by default")
-    parser.add_argument(
-        "--runs", help="folder of the runs of all studies; runs/by_digest by default"
-    )
-    parser.add_argument(
-        "--only", action="append", default=[], help="run only this row; may be repeated"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="print the runs without running")
-    parser.add_argument("--retry", action="store_true", help="run failed runs again")
-    parser.add_argument(
-        "--no-wait", action="store_true", help="exit without waiting for runs of other processes"
-    )
-    parser.add_argument("--out", help="with table: file to write, .md, .tex, .csv or .html")
+    add_fields(parser, Flags)
     add_trust(parser)
 
 

@@ -13,6 +13,7 @@ docs/launch.md describes training on several processes.
 """
 
 import argparse
+import dataclasses
 import importlib
 import sys
 import traceback
@@ -20,53 +21,47 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dmljax.commands import xla_flags
-from dmljax.commands.parser import USER_ERRORS, add_trust, print_error, refuse
+from dmljax.commands.parser import USER_ERRORS, add_fields, add_trust, flag, print_error, refuse
 from dmljax.config import files as config_files
 from dmljax.config import sources
 
 
+@dataclasses.dataclass(frozen=True)
+class Flags:
+    """Flags of a run."""
+
+    config: str | None = flag(None, "config file or recipe, such as configs/glyphs.py or glyphs")
+    workdir: str | None = flag(None, "folder of the run; runs/CONFIG-ARGUMENTS by default")
+    overwrite: bool = flag(False, "delete a run of another config in the same folder")
+    print: bool = flag(False, "print every value of the config and its origin, and exit")
+    dry_run: bool = flag(
+        False,
+        "check the run, print its parameters, operations, memory and largest batch, and exit",
+    )
+    topology: str | None = flag(
+        None,
+        "with --dry-run: compile for GPUs or TPUs, present or not, and print the memory per "
+        "device, such as h100:8 or v5e:1x1,v5e:2x4,v5e:8x8",
+    )
+    features: str | None = flag(
+        None, "compute only part I of N of the cached features, and exit", metavar="I/N"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessFlags:
+    """Flags of one of several processes."""
+
+    coordinator: str | None = flag(None, "address of process 0", metavar="HOST:PORT")
+    processes: int | None = flag(None, "number of processes", type=int)
+    process: int | None = flag(None, "index of this process, from 0", type=int)
+    distributed: bool = flag(False, "take these values from Slurm, a TPU pod or Open MPI")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--config", help="config file or recipe, such as configs/glyphs.py or glyphs"
-    )
-    parser.add_argument("--workdir", help="folder of the run; runs/CONFIG-ARGUMENTS by default")
-    parser.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="delete a run of another config in the same folder",
-    )
-    parser.add_argument(
-        "--print",
-        action="store_true",
-        help="print every value of the config and where it comes from, and exit; checks only names "
-        "and types",
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="check everything that the start of a run checks, print the trained parameters, the "
-        "operations, the memory and the largest batch, and exit",
-    )
-    parser.add_argument(
-        "--topology",
-        help="with --dry-run: compile for these GPUs or TPUs, which need not be present, and print "
-        "the memory per device; such as h100:8 or v5e:1x1,v5e:2x4,v5e:8x8",
-    )
-    parser.add_argument(
-        "--features",
-        metavar="I/N",
-        help="compute only part I of N of the cached features, and exit",
-    )
+    add_fields(parser, Flags)
     add_trust(parser)
-    group = parser.add_argument_group("several processes")
-    group.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0")
-    group.add_argument("--processes", type=int, help="number of processes")
-    group.add_argument("--process", type=int, help="index of this process, from 0")
-    group.add_argument(
-        "--distributed",
-        action="store_true",
-        help="take these three values from Slurm, a TPU pod or Open MPI",
-    )
+    add_fields(parser.add_argument_group("several processes"), ProcessFlags)
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:

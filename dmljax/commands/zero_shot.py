@@ -20,24 +20,32 @@ start N such processes, then the command without --shard.
 
 import argparse
 import collections
+import dataclasses
 import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from dmljax.commands.parser import refuse
+from dmljax.commands.parser import add_fields, flag, refuse
 from dmljax.hints import check_known
 
 _OUT = pathlib.Path("runs/zero-shot")
 _WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".caffemodel", ".onnx")  # names of files end so
 
 
+@dataclasses.dataclass(frozen=True)
+class Flags:
+    """Flags of zero-shot scores."""
+
+    nets: str | None = flag(None, "names of published weights, separated by commas")
+    weights: str | None = flag(None, "folder with files of published weights")
+    out: str | None = flag(None, "folder to write the page to; runs/zero-shot/NAME by default")
+    shard: str | None = flag(None, "compute only part I of N of the features", metavar="I/N")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", nargs="?", help="folder of images")
-    parser.add_argument("--nets", help="names of published weights, separated by commas")
-    parser.add_argument("--weights", help="folder with files of published weights")
-    parser.add_argument("--out", help="folder to write the page to; runs/zero-shot/NAME by default")
-    parser.add_argument("--shard", metavar="I/N", help="compute only part I of N of the features")
+    add_fields(parser, Flags)
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
