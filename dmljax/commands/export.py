@@ -42,7 +42,7 @@ class BackboneFlags:
 class RunFlags:
     """Flags of the export of a run."""
 
-    allow_worse: bool = flag(False, "export even if the run scores below its untrained backbone")
+    allow_worse: bool = flag(False, "export even if the run scores below its frozen backbone")
     adapter: bool = flag(False, "write only the LoRA adapter, for peft")
 
 
