@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dmljax.files import reading
 from dmljax.index import base, inputs, nearest
 from dmljax.index.errors import Damaged, Unavailable
 from dmljax.index.filters import Condition, kind
@@ -223,6 +224,17 @@ def verify(name: Any, metadata: Any, total: Any, vector: Any) -> None:
             "again with replace=True (dmljax index add --replace), or restore the folder from a "
             "backup; `dmljax index check` lists all such items"
         )
+
+
+def decode_metadata(text: str) -> dict[str, Any]:
+    """Returns the metadata of an item; raises for text that only a forged checksum can fit."""
+    try:
+        metadata = reading.json_value(text)
+    except ValueError:
+        metadata = None
+    if not isinstance(metadata, dict):
+        raise Inconsistent("the metadata of an item is not a JSON object")
+    return metadata
 
 
 def json_path(field: str) -> str:

@@ -8,7 +8,6 @@ damaged. Searches read rows that it lacks from the database.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pathlib
 import shutil
@@ -208,7 +207,7 @@ class EmbeddedIndex(Index[Connection]):
         for _, name, metadata, total, blob in database.stored(connection, *condition):
             database.verify(name, metadata, total, blob)
             vector = database.decode_vectors([blob], self.dimension)[0].copy()
-            yield Item(name, vector, json.loads(metadata))
+            yield Item(name, vector, database.decode_metadata(metadata))
             count += 1
         if ids is None and count != (counted := self._state(connection).items):
             raise database.Inconsistent(f"it has {count} items, and counted {counted}")
@@ -276,7 +275,7 @@ class EmbeddedIndex(Index[Connection]):
             items[row] = name, metadata
         return [
             [
-                Hit(items[row][0], value, json.loads(items[row][1]))
+                Hit(items[row][0], value, database.decode_metadata(items[row][1]))
                 for row, value in zip(rows.tolist(), values.tolist(), strict=True)
             ]
             for rows, values in results
