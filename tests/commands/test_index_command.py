@@ -19,9 +19,11 @@ from pyarrow import parquet
 
 from dmljax import bundle as bundles
 from dmljax import index, main
+from dmljax.commands import search
+from dmljax.index import InvalidInput
 from dmljax.index import parquet as vector_files
 from dmljax.index.base import File
-from dmljax.serve import pictures
+from dmljax.serve import app, pictures
 
 
 class Average(bundles.Bundle):
@@ -770,3 +772,20 @@ def test_the_console_prints_one_line(tmp_path):
     done = command("search", "--index=none.index", "--id=x", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == "error: none.index does not exist: it is not an index of dmljax\n"
+
+
+@pytest.mark.parametrize("threshold_fn", [search.threshold_of, app._threshold])
+def test_an_unknown_name_lists_the_others_or_says_why_there_are_none(threshold_fn):
+    assert threshold_fn("fmr=1e-2", {"fmr=1e-2": 0.75}) == 0.75
+    with pytest.raises((ValueError, InvalidInput), match="did you mean 'fmr=1e-2'"):
+        threshold_fn("fmr=1e-3", {"fmr=1e-2": 0.75})
+    reason = (
+        "no named thresholds here.* 16 test classes, or 8 classes held out .*similarity, such as"
+    )
+    with pytest.raises((ValueError, InvalidInput), match=reason):
+        threshold_fn("fmr=1e-3", {})
+
+
+def test_a_name_without_a_bundle_needs_one():
+    with pytest.raises(ValueError, match="names need a bundle, dmljax search BUNDLE"):
+        search.threshold_of("fmr=1e-3", None)
