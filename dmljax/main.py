@@ -53,7 +53,7 @@ def tune_cpu(*, keep_memory: bool = True) -> None:
     * glibc keeps freed memory instead of returning it to the system. The temporaries of a step are
       one block; without this, the system provides it page by page at every step, which takes a
       sixth of the time of a small net, and 40 % for MobileNetV2 on 32 photographs. A service
-      does not `keep_memory`: one large request would take it for ever.
+      does not `keep_memory`: one large request would keep it forever.
     * XLA uses its own convolutions. YNNPACK's can take twice as long.
     * jaxlib 0.10 has two ways to compile loops. The older one compiles the step of a small net in
       half the time, and the step is faster by a sixth.

@@ -29,7 +29,7 @@ import sys
 from collections.abc import Sequence
 
 from dmljax.commands import evaluate, export
-from dmljax.commands.parser import add_fields, flag, refuse, values_of
+from dmljax.commands.parser import add_fields, changed, flag, refuse, values_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,9 +91,7 @@ def _embed_collection(arguments: argparse.Namespace, extras: Sequence[str]) -> i
             "--images needs a bundle or --net, and --out: dmljax embed photos.bundle "
             "--images=collection/ --out=vectors/"
         )
-    run_only = {"--split": arguments.split != "test", "--step": arguments.step is not None}
-    run_only |= {"--dtype": arguments.dtype != "float32", "--synthetic": arguments.synthetic}
-    if flags := [name for name, changed in run_only.items() if changed]:
+    if flags := changed(arguments, evaluate.SplitFlags, evaluate.StepFlags, RunFlags):
         raise ValueError(f"{', '.join(flags)}: only for a run; --images is embedded by a bundle")
     if arguments.weights and not arguments.net:
         raise ValueError("--weights belongs to --net: leave it out, or name the net")

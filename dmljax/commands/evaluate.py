@@ -9,16 +9,31 @@ since the training are refused, unless --config.dataset... names them.
 """
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 
-from dmljax.commands.parser import add_trust, refuse
+from dmljax.commands.parser import add_fields, add_trust, flag, refuse
 from dmljax.files import reading
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitFlags:
+    """The flag of every command that reads a split of a run."""
+
+    split: str = flag("test", "train, val or test")
+
+
+@dataclasses.dataclass(frozen=True)
+class StepFlags:
+    """The flag of every command that reads a checkpoint."""
+
+    step: int | None = flag(None, "step of the checkpoint; by default the selected one", type=int)
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments that name a checkpoint and a split of a run."""
     add_run(parser)
-    parser.add_argument("--split", default="test", help="split: train, val or test (default)")
+    add_fields(parser, SplitFlags)
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -29,9 +44,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def add_step(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of every command that reads a checkpoint."""
-    parser.add_argument(
-        "--step", type=int, help="step of the checkpoint; by default the selected one"
-    )
+    add_fields(parser, StepFlags)
     add_trust(parser)
 
 

@@ -62,6 +62,16 @@ def values_of(arguments: argparse.Namespace, kind: Any, *, prefix: str = "") -> 
     return {name: getattr(arguments, f"{prefix}{name}".replace("-", "_")) for name in names}
 
 
+def changed(arguments: argparse.Namespace, *kinds: Any) -> list[str]:
+    """Returns the flags of dataclasses whose values differ from their defaults."""
+    names = []
+    for field in [field for kind in kinds for field in dataclasses.fields(kind)]:
+        value = getattr(arguments, field.name)
+        if (tuple(value) if isinstance(value, list) else value) != field.default:
+            names.append(f"--{field.name.replace('_', '-')}")
+    return names
+
+
 def add_trust(parser: argparse.ArgumentParser) -> None:
     """Adds the flag of every command that reads the config of a run or a bundle.
 

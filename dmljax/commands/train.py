@@ -21,7 +21,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dmljax.commands import xla_flags
-from dmljax.commands.parser import USER_ERRORS, add_fields, add_trust, flag, print_error, refuse
+from dmljax.commands.parser import (
+    USER_ERRORS,
+    add_fields,
+    add_trust,
+    changed,
+    flag,
+    print_error,
+    refuse,
+)
 from dmljax.config import files as config_files
 from dmljax.config import sources
 
@@ -84,13 +92,9 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         return 0
     if arguments.topology is not None:
         raise ValueError("--topology needs --dry-run: a run cannot use these devices")
-    process_fields = (arguments.coordinator, arguments.processes, arguments.process)
     if arguments.features:
-        flags = {"--workdir": arguments.workdir, "--overwrite": arguments.overwrite or None}
-        flags |= {"--distributed": arguments.distributed or None}
-        names = ("--coordinator", "--processes", "--process")
-        flags |= dict(zip(names, process_fields, strict=True))
-        if ignored := [flag for flag, value in flags.items() if value is not None]:
+        flags = changed(arguments, Flags, ProcessFlags)
+        if ignored := [name for name in flags if name not in ("--config", "--features")]:
             raise ValueError(
                 f"--features computes features and trains nothing: leave out {', '.join(ignored)}"
             )
@@ -98,7 +102,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         return 0
     if _is_deterministic(arguments.config, overrides):
         xla_flags.require_determinism()
-    if process_fields == (None, None, None) and not arguments.distributed:
+    if not changed(arguments, ProcessFlags):
         _train(arguments, overrides)
         return 0
     return _train_with_others(arguments, overrides)
