@@ -18,9 +18,7 @@ class RunFolder:
         self.lock = self.path / "lock"
         # Results of a run.
         self.checkpoints = self._result("checkpoints")
-        self.checkpoint_sums = self._result("checkpoints_sums")
         self.damaged_checkpoints = self._result("checkpoints_damaged")
-        self.damaged_sums = self._result("checkpoints_damaged_sums")
         self.metrics = self._result("metrics.jsonl")
         self.speed = self._result("speed.jsonl")
         self.tensorboard = self._result("tensorboard")

@@ -1,16 +1,15 @@
-"""Checkpoints that can be trusted: atomic, checksummed, of one run at a time.
+"""Checkpoints that can be trusted: atomic, with a checksum, of one run at a time.
 
 A checkpoint is one folder, named by its step. It holds the items `params` and `train` (step, model
-state, optimizer state) and, as JSON, what the train loop needs to continue. Saving is asynchronous.
-When a save is finished, its files are flushed to the disk and their SHA-256 sums are written beside
-the folder. A checkpoint without sums, or whose files differ from them, is reported as damaged, and
-the one before it is used. The newest checkpoint with sums is deleted only after a newer one has
-them.
+state, optimizer state) and, as JSON, what the train loop needs to continue. Saving is asynchronous:
+Orbax writes a temporary folder and renames it. Then the files are flushed to the disk, and their
+SHA-256 is written into the folder. A checkpoint whose checksum is missing or differs is reported as
+damaged, and the one before it is used. Older checkpoints are deleted only after that.
 """
 
 import contextlib
 import functools
-import itertools
+import hashlib
 import json
 import logging as python_logging
 import math
@@ -18,7 +17,8 @@ import os
 import pathlib
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence, Set
+import time
+from collections.abc import Callable, Iterator, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -28,12 +28,14 @@ from flax import traverse_util
 from dmljax.adapt import path_of
 from dmljax.files import reading
 from dmljax.files.result import first_best
-from dmljax.files.writing import make_folder, sha256, sync, write_json
+from dmljax.files.writing import make_folder, sha256, sync, write_text
 from dmljax.train import hosts
 from dmljax.train.placement import ClassRows
 from dmljax.train.step import TrainState
 
+_CHECKSUM = "sha256"  # the file in the folder of a checkpoint
 _CLOSING_SECONDS = 5
+_SLOW_SECONDS = 1.0  # that a step waits for the save before it until a warning says so
 
 
 class Mismatch(ValueError):
@@ -74,42 +76,14 @@ class Checkpoints:
         self.folder = pathlib.Path(folder).absolute()
         make_folder(self.folder)
         self._keep = keep
-        self._sums = self.folder.parent / f"{self.folder.name}_sums"
         self._saving: _Saving | None = None
+        self._scores: dict[int, float | None] = {}  # of steps whose score was needed already
         # The step that was saved last. All processes must agree on it, although a shared folder may
         # look different to each of them.
         self._last = -1
 
-    @functools.cached_property
-    def _checkpointer(self) -> Any:
-        """For saving; made after `restore` has moved damaged checkpoints aside, as it reads all."""
-        from orbax.checkpoint import v1 as ocp
-
-        policy = ocp.training.preservation_policies.AnyPreservationPolicy(
-            [self._policy, _NewestWithSums(self._sums)]
-        )
-        return ocp.training.Checkpointer(
-            self.folder,
-            save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
-            preservation_policy=policy,
-            cleanup_tmp_directories=True,
-        )
-
-    @functools.cached_property
-    def _policy(self) -> Any:
-        """Which checkpoints are kept: the latest, and the one with the best score."""
-        from orbax.checkpoint import v1 as ocp
-
-        policies = ocp.training.preservation_policies
-        best = policies.BestN(
-            get_metric_fn=lambda metrics: (metrics["score"], -metrics["step"]),
-            n=1,
-            keep_checkpoints_without_metrics=False,
-        )
-        return policies.AnyPreservationPolicy([policies.LatestN(self._keep), best])
-
     def steps(self) -> list[int]:
-        """Finished checkpoints, oldest first."""
+        """Lists the finished checkpoints, oldest first."""
         return sorted(int(p.name) for p in self.folder.iterdir() if p.name.isdecimal())
 
     def save(
@@ -124,29 +98,30 @@ class Checkpoints:
 
         A step that is saved already is saved again only with `overwrite`.
         """
+        from orbax.checkpoint import v1 as ocp
+
         step = int(state.step)
         if step == self._last and not overwrite:
             return
         self._last = step
+        start = time.monotonic()
         self.wait()
-        if jax.process_index() == 0:
-            make_folder(self._sums)  # before the first save: see `_newest`
-            if overwrite:
-                (self._sums / f"{step}.json").unlink(missing_ok=True)
+        if time.monotonic() - start > _SLOW_SECONDS:
+            _warn_once(
+                "training waits for checkpoints to be written: a longer checkpoint.every saves "
+                "fewer"
+            )
         items = {
             "params": _without(state.params, self._base.paths),
             "train": _train_item(state),
         }
-        metrics = None
-        if score is not None and not math.isnan(score):
-            metrics = {"score": float(score), "step": step}
-        notes = {"run": json.dumps(run), "score": metrics and metrics["score"]}
+        self._scores[step] = None if score is None or math.isnan(score) else float(score)
+        notes = {"run": json.dumps(run), "score": self._scores[step]}
         with self._writing(step):
-            response = self._checkpointer.save_checkpointables_async(
-                step, items, metrics=metrics, custom_metadata=notes, overwrite=overwrite
+            response = ocp.save_checkpointables_async(
+                self.folder / str(step), items, custom_metadata=notes, overwrite=overwrite
             )
-        confirm_fn = functools.partial(self._confirm, response, step)
-        self._saving = _Saving(step, confirm_fn if jax.process_index() == 0 else lambda: None)
+        self._saving = _Saving(step, functools.partial(self._confirm, response, step))
 
     @contextlib.contextmanager
     def _writing(self, step: int) -> Iterator[None]:
@@ -162,42 +137,36 @@ class Checkpoints:
             ) from error
 
     def wait(self) -> None:
-        """Waits until all saves are on the disk, with their sums."""
+        """Waits until all saves are on the disk, with their checksums."""
         saving, self._saving = self._saving, None
-        if saving is None:
-            return
-        with self._writing(saving.step):
-            self._checkpointer.wait()
-            saving.wait()
-            checkpoints = self._checkpointer.checkpoints
-            kept = self._policy.should_preserve(checkpoints, context=None)
-            for checkpoint in itertools.compress(checkpoints, [not is_kept for is_kept in kept]):
-                self._checkpointer.delete(checkpoint.step)
+        if saving is not None:
+            with self._writing(saving.step):
+                saving.wait()
 
     def _confirm(self, response: Any, step: int) -> None:
-        """Flushes a checkpoint to the disk when it is saved, and then writes its sums."""
+        """Waits for a save, flushes it, writes its checksum, and deletes older checkpoints."""
         response.result()
+        if jax.process_index():
+            return
         folder = self.folder / str(step)
         for path in (*folder.rglob("*"), folder, self.folder):
             sync(path)
-        write_json(self._sums / f"{step}.json", _sums(folder))
-        steps = self.steps()
-        for file in self._sums.glob("*.json"):
-            if int(file.stem) not in steps:
-                file.unlink()
+        write_text(folder / _CHECKSUM, _checksum(folder))
+        best = self._best_of(self.steps())
+        for other in self.steps()[: -self._keep]:
+            if other != best:
+                _remove(self.folder / str(other))
 
     def restore(
         self, shapes: TrainState, sharding: Any, *, repair: bool = False
     ) -> tuple[TrainState, dict] | None:
-        """The newest undamaged checkpoint, or None if there is none.
+        """Loads the newest undamaged checkpoint; returns None if there is none.
 
         `shapes` is the state as `jax.eval_shape` gives it. `sharding` is one sharding for all
         arrays, or a state of shardings; the devices may be others than in the run that saved.
         `repair` moves all damaged checkpoints aside, so that the run can write those steps again.
         """
         step = hosts.on_process_0(lambda: self._newest(repair))
-        if repair:
-            self._checkpointer.reload()
         if step is None:
             return None
         restored = self.load(step, shapes, sharding)
@@ -205,55 +174,42 @@ class Checkpoints:
         return restored
 
     def _newest(self, repair: bool) -> int | None:
-        newest, unproven = None, []  # unproven: the process ended before the sums were written
+        newest = None
         for step in reversed(self.steps()):
-            if not (self._sums / f"{step}.json").exists():
-                unproven.append(step)
-                continue
-            fault = self.fault(step)
-            if fault is None:
-                newest = step if newest is None else newest
-            else:
-                effect = "the one before is used" if newest is None else "it is not used"
-                logging.warning("checkpoint %s is damaged (%s): %s", step, fault, effect)
-                if repair:
-                    self._put_aside(step)
             if newest is not None and not repair:
                 break
-        writes_sums = self._sums.exists()  # versions of before wrote none
-        for step in unproven:
-            if newest is None and not writes_sums:
-                logging.warning("checkpoint %s has no sums: nothing proves it", step)
-                return step
-            if newest is None or step > newest:
-                effect = "it is not used" if newest is None else f"{newest}, which has, is used"
-                logging.warning("checkpoint %s has no sums: %s", step, effect)
-                if repair:
-                    self._put_aside(step)
+            if (fault := self.fault(step)) is None:
+                newest = step if newest is None else newest
+                continue
+            effect = "the one before is used" if newest is None else "it is not used"
+            logging.warning("checkpoint %s is damaged (%s): %s", step, fault, effect)
+            if repair:
+                aside = self.folder.parent / f"{self.folder.name}_damaged" / str(step)
+                make_folder(aside.parent)
+                shutil.rmtree(aside, ignore_errors=True)
+                (self.folder / str(step)).rename(aside)
+        if repair:  # Remove what a killed process left: temporary folders.
+            for path in self.folder.glob("*tmp*"):
+                shutil.rmtree(path)
         return newest
 
-    def _put_aside(self, step: int) -> None:
-        aside = self.folder.parent / f"{self.folder.name}_damaged"
-        aside.mkdir(exist_ok=True)
-        shutil.rmtree(aside / str(step), ignore_errors=True)
-        (self.folder / str(step)).rename(aside / str(step))
-        (self._sums / f"{step}.json").unlink(missing_ok=True)
-
     def fault(self, step: int) -> str | None:
-        """What is wrong with a checkpoint's files, or None."""
-        file = self._sums / f"{step}.json"
-        if not file.exists():  # The process ended between the save and its sums.
-            return f"it has no sums: there is no {file}"
-        saved, present = reading.json_value(file.read_text()), _sums(self.folder / str(step))
-        for name in sorted(set(saved) | set(present)):
-            if saved.get(name) != present.get(name):
-                return f"{name} is {'missing' if name not in present else 'changed'}"
-        return None
+        """Describes what is wrong with the files of a checkpoint; returns None if they are good."""
+        folder = self.folder / str(step)
+        try:
+            expected = (folder / _CHECKSUM).read_bytes()
+        except FileNotFoundError:  # The process ended between the save and its checksum.
+            return "it has no checksum"
+        return (
+            None
+            if expected == _checksum(folder).encode()
+            else "its files differ from their checksum"
+        )
 
     def load(self, step: int, shapes: TrainState, sharding: Any) -> tuple[TrainState, dict]:
-        """The state of a checkpoint and what the loop saved with it.
+        """Returns the state of a checkpoint and what the loop saved with it.
 
-        The checkpoint is compared with `shapes` before anything is read.
+        Compares the checkpoint with `shapes` before it reads anything.
         """
         left_out = self._base.paths
         expected = {"params": _without(shapes.params, left_out), "train": _train_item(shapes)}
@@ -274,7 +230,7 @@ class Checkpoints:
         return state, self.run(step)
 
     def arrays(self, step: int) -> tuple[dict, dict]:
-        """The items `params` and `train` of a checkpoint as nested dicts, whatever their shapes."""
+        """Reads the items `params` and `train` as nested dicts, whatever their shapes."""
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         shapes = self._shapes(step)
         abstract = jax.tree.map(
@@ -285,21 +241,25 @@ class Checkpoints:
         return items["params"], items["train"]
 
     def run(self, step: int) -> dict:
-        """What the train loop saved with the state."""
+        """Returns what the train loop saved with the state."""
         return reading.json_value(self._notes(step)["run"])
 
     def best(self) -> int | None:
-        """The undamaged step with the highest score, the earliest of equals.
+        """Returns the undamaged step with the highest score, the earliest of equals.
 
         None if none has a score.
         """
 
         def find():
-            steps = [step for step in self.steps() if self.fault(step) is None]
-            scores = {step: self._notes(step)["score"] for step in steps}
-            return first_best({k: score for k, score in scores.items() if score is not None})
+            return self._best_of([step for step in self.steps() if self.fault(step) is None])
 
         return hosts.on_process_0(find)
+
+    def _best_of(self, steps: list[int]) -> int | None:
+        for step in set(steps) - set(self._scores):
+            self._scores[step] = self._notes(step)["score"]
+        scores = {step: self._scores[step] for step in steps}
+        return first_best({step: x for step, x in scores.items() if x is not None})
 
     def _notes(self, step: int) -> dict:
         return self._metadata(step).custom_metadata
@@ -307,7 +267,6 @@ class Checkpoints:
     def _shapes(self, step: int) -> dict:
         return self._metadata(step).metadata
 
-    # Functions that read one checkpoint. `_checkpointer` would read all of them, also damaged ones.
     def _metadata(self, step: int) -> Any:
         from orbax.checkpoint import v1 as ocp
 
@@ -337,7 +296,7 @@ class Checkpoints:
                     )
 
     def _differ_in_zeros(self, path: str, *shapes: tuple[int, ...] | None) -> bool:
-        """Whether two shapes differ only in the rows after the rows of the classes."""
+        """Returns True if two shapes differ only in the rows after the rows of the classes."""
         if not self._class_rows.contains(path):
             return False
         old, new = shapes
@@ -349,28 +308,16 @@ class Checkpoints:
             for rows in (old[0], new[0])
         )
 
-    def close(self) -> None:
-        self.wait()
-        if "_checkpointer" in vars(self):
-            self._checkpointer.close()
-
     def __enter__(self):
         return self
 
     def __exit__(self, kind, *_):
         if kind is None or jax.process_count() == 1:
-            self.close()
-            return
-
-        # A save that is under way gets only a few seconds, because it may wait for processes that
-        # have ended. The block has an error already, so errors of the save do not count.
-        def close() -> None:
-            with contextlib.suppress(Exception):
-                self.close()
-
-        closing = threading.Thread(target=close, daemon=True)
-        closing.start()
-        closing.join(_CLOSING_SECONDS)
+            self.wait()
+        elif self._saving is not None:
+            # A save that is under way gets only a few seconds, because it may wait for processes
+            # that have ended. The block has an error already, so errors of the save do not count.
+            self._saving.join(_CLOSING_SECONDS)
 
 
 class _Saving:
@@ -382,6 +329,7 @@ class _Saving:
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+        self.join = self._thread.join
 
     def _run(self) -> None:
         try:
@@ -391,25 +339,13 @@ class _Saving:
 
     def wait(self) -> None:
         """Returns when the save is confirmed; raises the error that prevented it."""
-        self._thread.join()
+        self.join()
         if self._error is not None:
             raise self._error
 
 
-class _NewestWithSums:
-    """A policy that keeps the newest checkpoint whose sums are in a folder."""
-
-    def __init__(self, sums: pathlib.Path):
-        self._sums = sums
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        del context
-        steps = [c.step for c in checkpoints if (self._sums / f"{c.step}.json").exists()]
-        return [checkpoint.step == max(steps, default=None) for checkpoint in checkpoints]
-
-
 def _reason(error: BaseException) -> str:
-    """An error in one line."""
+    """Describes an error in one line."""
     return getattr(error, "strerror", None) or (str(error).strip() or repr(error)).splitlines()[0]
 
 
@@ -417,23 +353,16 @@ _warn_once = functools.cache(logging.warning)
 
 
 def _shorten(record: python_logging.LogRecord) -> bool:
-    """A filter of what Orbax logs.
+    """Filters what Orbax logs: it logs errors with the stacks of all threads, and raises them too.
 
-    It drops errors that Orbax logs with the stacks of all threads and also raises. With several
-    processes, Orbax raises an error only after it has waited for the others, up to 20 minutes. So
-    the error that ends a save is logged at once, in one line. In place of a warning at every slow
-    save, there is one of ours.
+    With several processes, Orbax raises an error only after it has waited for the others, up to 20
+    minutes. So the error that ends a save is logged at once, in one line.
     """
-    if str(record.msg).startswith("Waiting for previous save"):
-        _warn_once(
-            "training waits for checkpoints to be written: a longer checkpoint.every saves fewer"
-        )
-        return False
     if record.levelno < python_logging.ERROR or "orbax" not in record.pathname:
         return True
     error = record.exc_info and record.exc_info[1]
-    if error and record.pathname.endswith("async_checkpointer.py") and jax.process_count() > 1:
-        logging.warning("a checkpoint cannot be written: %s", _reason(error))
+    if error and jax.process_count() > 1:
+        _warn_once("a checkpoint cannot be written: %s", _reason(error))
     return False
 
 
@@ -442,7 +371,7 @@ def _train_item(state: TrainState) -> dict:
 
 
 def _without(params: Any, paths: Set[str]) -> Any:
-    """The parameters, as nested dicts, that do not lie at `paths`."""
+    """Returns the parameters, as nested dicts, that do not lie at `paths`."""
     if not paths:
         return params
     flat = traverse_util.flatten_dict(params)
@@ -453,17 +382,18 @@ def _flat(tree: Any) -> list[tuple[str, Any]]:
     return [(path_of(keys), a) for keys, a in jax.tree_util.tree_flatten_with_path(tree)[0]]
 
 
-def _sums(folder: pathlib.Path) -> dict[str, str]:
-    sums = {}
+def _checksum(folder: pathlib.Path) -> str:
+    """Computes one hash of the names and the contents of all files in a checkpoint."""
+    total = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            sums[str(path.relative_to(folder))] = sha256(path)
-    return sums
+        if path.is_file() and path.name != _CHECKSUM:
+            total.update(f"{path.relative_to(folder)}\0{sha256(path)}\n".encode())
+    return total.hexdigest()
 
 
-def delete(folder: str | os.PathLike) -> None:
-    """Deletes the checkpoints of `folder` and their sums."""
-    folder = pathlib.Path(folder)
-    for path in (folder, folder.parent / f"{folder.name}_sums"):
-        if path.exists():
-            shutil.rmtree(path)
+def _remove(folder: pathlib.Path) -> None:
+    """Removes a checkpoint; a killed process leaves either all of it or none under its name."""
+    doomed = folder.with_name(f"{folder.name}.tmp-removed")
+    shutil.rmtree(doomed, ignore_errors=True)
+    folder.rename(doomed)
+    shutil.rmtree(doomed)

@@ -16,7 +16,6 @@ from dmljax import main
 from dmljax.bundle import exporting, files, load, models
 from dmljax.bundle.parity import MismatchedProgram, compare
 from dmljax.files import locks
-from dmljax.train import checkpoints
 
 
 def _alter_what_is_written(setattr_fn):
@@ -110,7 +109,7 @@ def test_a_run_that_is_training_or_has_no_checkpoint(run_folder, tmp_path):
         pytest.raises(ValueError, match=r"is still training \(process \d+ on"),
     ):
         exporting.export(run, tmp_path / "a.bundle")
-    checkpoints.delete(run / "checkpoints")
+    shutil.rmtree(run / "checkpoints")
     with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
         exporting.export(run, tmp_path / "a.bundle")
     assert not (tmp_path / "a.bundle").exists()

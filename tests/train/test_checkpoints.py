@@ -6,7 +6,6 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from orbax.checkpoint import checkpoint_manager
 
 from dmljax.train import checkpoints
 from dmljax.train.checkpoints import Checkpoints, Mismatch
@@ -26,7 +25,6 @@ def _saved(folder, scores, *, keep=1):
 
 def test_of_equal_scores_the_earliest_checkpoint_is_kept(tmp_path):
     assert _saved(tmp_path / "a", [0.5, 0.8, 0.8, 0.7]) == ([2, 4], 2)
-    assert not (tmp_path / "a_sums" / "1.json").exists()  # of a deleted one
     assert _saved(tmp_path / "b", [0.5, None, 0.5, None]) == ([1, 4], 1)
     assert _saved(tmp_path / "c", [None, None, -0.2]) == ([3], 3)
     assert _saved(tmp_path / "d", [None, None, None]) == ([3], None)
@@ -72,11 +70,10 @@ def test_an_older_checkpoint_that_is_damaged_is_not_the_best_and_is_put_aside(tm
             assert saved.best() == 2
             assert saved.restore(shapes, sharding, repair=repair)[0].step == 3
             assert saved.steps() == steps
-            assert {int(file.stem) for file in saved._sums.iterdir()} == set(steps)
 
 
-def test_a_checkpoint_is_kept_until_a_newer_one_has_sums(tmp_path, monkeypatch):
-    """The disk may be full when they are written."""
+def test_a_checkpoint_is_kept_until_a_newer_one_has_its_checksum(tmp_path, monkeypatch):
+    """The disk may be full when it is written."""
 
     def full(*_):
         raise OSError("No space left on device")
@@ -85,7 +82,7 @@ def test_a_checkpoint_is_kept_until_a_newer_one_has_sums(tmp_path, monkeypatch):
     with Checkpoints(tmp_path / "checkpoints", keep=1) as saved:
         saved.save(state, {}, score=0.5)
         saved.wait()
-        monkeypatch.setattr(checkpoints, "write_json", full)
+        monkeypatch.setattr(checkpoints, "write_text", full)
         saved.save(state._replace(step=jnp.int32(2)), {}, score=0.9)
         with pytest.raises(OSError, match=r"No space .*the same command continues from step 1"):
             saved.wait()
@@ -129,25 +126,23 @@ def test_arrays_that_only_the_checkpoint_or_only_the_run_has_are_refused(tmp_pat
 
 
 def test_an_only_checkpoint_whose_save_was_cut_off_is_not_used(tmp_path, caplog):
-    """After a loss of power it may be half, and its sums come last."""
-    folder, sums = tmp_path / "run" / "checkpoints", tmp_path / "run" / "checkpoints_sums"
+    """After a loss of power it may be half, and its checksum comes last."""
+    folder = tmp_path / "run" / "checkpoints"
     assert _saved(folder, [0.5]) == ([1], 1)
-    (sums / "1.json").unlink()
+    (folder / "1" / "sha256").unlink()
+    (folder / "2.orbax-checkpoint-tmp-0").mkdir()
     shapes = jax.eval_shape(lambda: TrainState(jnp.int32(0), {"w": jnp.zeros(3)}, {}, {}))
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    sums.rename(tmp_path / "sums")  # as a version wrote it that knew no sums
-    with Checkpoints(folder) as saved:
-        assert saved.restore(shapes, sharding)[1] is not None
-    (tmp_path / "sums").rename(sums)
     with Checkpoints(folder) as saved:
         assert saved.restore(shapes, sharding, repair=True) is None and saved.steps() == []
-    assert "checkpoint 1 has no sums: it is not used" in caplog.text
+    assert "checkpoint 1 is damaged (it has no checksum): the one before is used" in caplog.text
+    assert not any(folder.iterdir())
     assert (tmp_path / "run" / "checkpoints_damaged" / "1").exists()
 
 
 def test_a_slow_disk_is_one_plain_line(tmp_path, caplog, monkeypatch):
-    """Orbax warns at every save that waits for the one before, here for any time."""
-    monkeypatch.setattr(checkpoint_manager, "_WAIT_FOR_PREV_SAVE_WARNING_THRESHOLD_SECS", -1)
+    """Every save waits for the one before, here for any time."""
+    monkeypatch.setattr(checkpoints, "_SLOW_SECONDS", -1)
     checkpoints._warn_once.cache_clear()
     _saved(tmp_path, [0.1, 0.2, 0.3])
     said = "training waits for checkpoints to be written: a longer checkpoint.every saves fewer"

@@ -20,7 +20,6 @@ def _undamaged_steps(run):
     checkpoints = Checkpoints(run / "checkpoints")
     steps = checkpoints.steps()
     assert steps and all(checkpoints.fault(step) is None for step in steps)
-    checkpoints.close()
     return steps
 
 

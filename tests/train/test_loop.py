@@ -245,7 +245,7 @@ def test_overwrite_leaves_nothing_of_the_other_run(finished, tmp_path):
         (run / name).write_text("old")
     training.run(tiny(tmp_path, steps=2), run, overwrite=True)
     assert not old & {*run.glob("tensorboard/*")}
-    files = {"checkpoints", "checkpoints_sums", "config.json", "digests.json", "lock"}
+    files = {"checkpoints", "config.json", "digests.json", "lock"}
     files |= {"metrics.jsonl", "result.json", "scores.safetensors", "speed.jsonl", "tensorboard"}
     assert {p.name for p in run.iterdir()} == files
 

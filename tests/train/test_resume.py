@@ -75,10 +75,10 @@ def _saving(run):
     return any("tmp" in name for name in _names(run / "checkpoints"))
 
 
-def _unsummed(run):
-    """Whether a checkpoint is finished whose sums are not."""
-    steps = {n for n in _names(run / "checkpoints") if n.isdecimal()}
-    return bool(steps - {n.removesuffix(".json") for n in _names(run / "checkpoints_sums")})
+def _unproven(run):
+    """Whether a checkpoint is finished whose checksum is not."""
+    steps = [n for n in _names(run / "checkpoints") if n.isdecimal()]
+    return any(not (run / "checkpoints" / n / "sha256").exists() for n in steps)
 
 
 def _names(folder):
@@ -94,7 +94,7 @@ def test_killed_at_many_moments_every_method_gives_the_same_run(tmp_path, name):
     undisturbed, run = tmp_path / "undisturbed", tmp_path / "killed"
     ends(_Started(config, undisturbed), 0, tmp_path)
     rng = random.Random(name)
-    moments = [_saving, _unsummed, 12, _saving, 30]
+    moments = [_saving, _unproven, 12, _saving, 30]
     for number, moment in enumerate(moments):
         process = _Started(config | {"runtime": {"workers": number % 2}}, run)
         if callable(moment):
@@ -121,7 +121,6 @@ def test_a_signal_saves_a_checkpoint_and_ends_the_run(tmp_path, number, status, 
         assert "saved; the same command continues" in ends(process, status, tmp_path, within=30)
     checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
     assert checkpoints.steps() and checkpoints.steps()[-1] >= 4
-    checkpoints.close()
 
 
 def test_a_second_signal_ends_at_once(tmp_path):
@@ -134,7 +133,7 @@ def test_a_second_signal_ends_at_once(tmp_path):
         assert process.wait(timeout=20) in (-signal.SIGTERM, -signal.SIGINT, 130, 143)
 
 
-@pytest.mark.parametrize("how", ["flipped", "truncated", "flipped before its sums"])
+@pytest.mark.parametrize("how", ["flipped", "truncated", "flipped before its checksum"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(how, finished, tmp_path, caplog):
     folder = finished
     shutil.copytree(folder / "run", tmp_path / "run")
@@ -146,12 +145,12 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(how, finished, tm
     else:
         del data[len(data) // 2 :]
     victim.write_bytes(data)
-    message = "checkpoint 6 is damaged"
-    if how == "flipped before its sums":
-        (tmp_path / "run" / "checkpoints_sums" / "6.json").unlink()
-        message = "checkpoint 6 has no sums"
+    fault = "its files differ from their checksum"
+    if how == "flipped before its checksum":
+        (newest / "sha256").unlink()
+        fault = "it has no checksum"
     training.run(tiny(folder), tmp_path / "run")
-    assert message in caplog.text and (victim.name in caplog.text or "sums" in message)
+    assert f"checkpoint 6 is damaged ({fault}): the one before is used" in caplog.text
     same(state(tmp_path / "run"), state(folder / "run"))
 
 
@@ -162,7 +161,6 @@ def test_a_checkpoint_of_another_shape_is_refused_in_one_line(finished):
     checkpoints = Checkpoints(folder / "run" / "checkpoints")
     with pytest.raises(Mismatch, match=r"head/red/.* is \(4,\) there and \(5,\) here"):
         checkpoints.restore(shapes, run.shards.everywhere)
-    checkpoints.close()
 
 
 def test_a_workdir_of_another_config_is_refused(finished, tmp_path):
