@@ -1,4 +1,4 @@
-"""Which form of attention a run computes: on an accelerator the fastest one, as measured."""
+"""Chooses the form of attention of a run: on an accelerator the fastest one, as measured."""
 
 import contextlib
 import importlib.metadata
@@ -16,8 +16,8 @@ from dmljax.hints import counted
 from dmljax.nets import token_attention
 from dmljax.train import hosts
 
-# Of a measurement, at most: the images of a step, or as many as have 2^28 pairs of tokens. With few
-# images, the start of a form would take longer than its computation, and another one would win.
+# A measurement takes the images of a step, but at most 2^28 pairs of tokens. With few images,
+# starting a kernel would take longer than its computation, and another form would win.
 _PAIRS = 1 << 28
 
 
@@ -29,7 +29,7 @@ def choose(
     platform: str,
     may_measure: bool = True,
 ) -> tuple[Any, str]:
-    """`net` with the form of attention that a run uses, and a phrase for the header.
+    """Returns `net` with the form of attention that a run uses, and a phrase for the header.
 
     A device has `images` images in a step. With `attention="auto"`, process 0 measures all forms
     at the number of tokens of each of `image_shapes`, and all processes take its choice. Times are
@@ -59,7 +59,7 @@ def choose(
 
 
 def _milliseconds(**sizes: Any) -> dict[str, float | str]:
-    """`token_attention.milliseconds`, measured once for a kind of device and its software."""
+    """Reads or measures `token_attention.milliseconds`, once per kind of device and software."""
     path = at_hand.cache_folder() / "attention.json"
     facts = {"device": jax.devices()[0].device_kind, "packages": _packages(), **sizes}
     key = json.dumps(facts, sort_keys=True, default=str)
@@ -69,7 +69,7 @@ def _milliseconds(**sizes: Any) -> dict[str, float | str]:
         if len(values) == len(known):
             return known
     measured = token_attention.milliseconds(**sizes)
-    # Somebody else may have used the memory; the next run has it, perhaps.
+    # Another process may have used the memory: let the next run measure again.
     if not any("RESOURCE_EXHAUSTED" in str(x) for x in measured.values()):
         with contextlib.suppress(OSError):  # then the next run measures again
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def _milliseconds(**sizes: Any) -> dict[str, float | str]:
 
 
 def _packages() -> dict[str, str]:
-    """What decides which forms run, and how fast."""
+    """Returns the versions that decide which forms run, and how fast."""
     names = ("jax", "jaxlib", "tokamax", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
     versions = {}
     for name in names:
@@ -90,7 +90,7 @@ def _packages() -> dict[str, str]:
 
 
 def fastest(results: Collection[Mapping[str, float | str]]) -> str:
-    """The form with the least sum of times over all measurements, of those that none refuses."""
+    """Returns the form with the least total time among those that no measurement refuses."""
     sums = {
         form: sum(result[form] for result in results)  # type: ignore[misc]
         for form in token_attention.FORMS
@@ -108,5 +108,5 @@ def _note(*, images: int, tokens: int, result: Mapping[str, float | str]) -> str
 
 
 def portable(net: Any) -> Any:
-    """`net` with the form of attention that every platform has, for programs that are shipped."""
+    """Returns `net` with the form of attention that every platform has, to be shipped."""
     return net.clone(attention="plain") if hasattr(net, "attention") else net

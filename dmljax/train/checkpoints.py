@@ -199,7 +199,7 @@ class Checkpoints:
         try:
             expected = (folder / _CHECKSUM).read_bytes()
         except FileNotFoundError:  # The process ended between the save and its checksum.
-            return "it has no checksum"
+            return "its checksum is missing"
         return (
             None
             if expected == _checksum(folder).encode()

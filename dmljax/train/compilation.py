@@ -1,4 +1,4 @@
-"""Programs: their operations, how many XLA compiles, and the folder that keeps them."""
+"""Compiled programs: their count, their operations, and the folder that keeps them."""
 
 import functools
 import hashlib
@@ -21,7 +21,7 @@ _LEAST_SECONDS = 0.2  # a program that is compiled faster is not kept
 
 
 class Compiled(NamedTuple):
-    """What this process has compiled since it first asked: `read` were read from the folder."""
+    """What this process has compiled since the first call; `read` came from the folder."""
 
     programs: int
     read: int
@@ -29,20 +29,20 @@ class Compiled(NamedTuple):
 
 
 def compiled() -> Compiled:
-    """What this process has compiled since the first call."""
+    """Counts what this process has compiled since the first call."""
     counts = _listen()
     return Compiled(int(counts["programs"]), int(counts["read"]), counts["seconds"])
 
 
 def sentence() -> str:
-    """A line about what was compiled so far."""
+    """Returns a line about what was compiled so far."""
     programs, read, seconds = compiled()
     source = f", {read} of them read from {folder}" if (folder := _folder()) else ""
     return f"XLA compiled {programs} programs in {seconds:.1f} s{source}"
 
 
 def keep_programs_or_warn() -> None:
-    """`keep_programs`, and logs its warning."""
+    """Calls `keep_programs`, and logs its warning."""
     if warning := keep_programs():
         logging.warning(warning)
 
@@ -92,7 +92,7 @@ def _remove_torn(folder: pathlib.Path) -> None:
 
 
 def _machine() -> str:
-    """A name for machines that can run each other's programs; homes are shared among others."""
+    """Returns a name for the kind of machine: others cannot run its programs."""
     flags = ""
     info = pathlib.Path("/proc/cpuinfo")
     if info.exists():
@@ -123,11 +123,10 @@ def _listen() -> dict[str, float]:
 
 
 def multiply_adds(jaxpr: Any) -> int:
-    """The multiply-adds of all convolutions and products; of a condition, its largest branch.
+    """Counts the multiply-adds of all convolutions and products.
 
-    A loop counts as often as it runs, if that is known before (a `scan`), and otherwise once. What
-    every device computes counts for all devices.
-    Convolutions choose by platform: the default branch is the convolution as it is written.
+    A condition counts its largest branch. A `scan` counts each of its iterations, other loops count
+    one. What every device computes counts for all devices.
     """
     total = 0
     for equation in jaxpr.eqns:
@@ -148,7 +147,7 @@ def multiply_adds(jaxpr: Any) -> int:
 
 
 def _rounds(equation: Any) -> int:
-    """How often the inner programs of an equation run, on all devices together."""
+    """Returns how often the inner programs of an equation run, on all devices together."""
     if equation.primitive.name == "scan":
         return equation.params["length"]
     if equation.primitive.name == "shard_map":

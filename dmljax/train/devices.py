@@ -1,5 +1,4 @@
-"""Where arrays are: batches are split over all devices, everything else is copied to each device,
-unless `runtime.sharded` splits it (`placement`).
+"""Array placement: batches are sharded, everything else is replicated, unless `runtime.sharded`.
 
 Any number of devices can share any batch. `jax.jit` only takes arrays whose rows the devices divide
 evenly, so the hosts send rows of zeros after the last image (`Shardings.padded`), and the compiled
@@ -25,9 +24,9 @@ _DETERMINISTIC = "xla_gpu_deterministic_ops=true"
 
 
 class Shardings:
-    """Two ways to place an array: `rows` splits its first axis, `everywhere` copies it.
+    """Two ways to place an array: `rows` shards its first axis, `everywhere` replicates it.
 
-    Without `devices`, all devices of all processes; the devices of a process are neighbors.
+    By default on all devices of all processes; the devices of a process are neighbors.
     """
 
     def __init__(self, devices: Sequence[jax.Device] | None = None):
@@ -47,11 +46,11 @@ class Shardings:
 
     @property
     def hosts(self) -> int:
-        """How many processes the devices belong to."""
+        """The number of processes that the devices belong to."""
         return len({device.process_index for device in self.mesh.devices.flat})
 
     def padded(self, batch: int, *, chunk: int | None = None) -> int:
-        """The number of rows, with padding, that all devices together hold of a global batch.
+        """Returns the number of rows of a global batch with padding, over all devices.
 
         The rows of a device are neighbors in the batch. Every `batch / chunk`-th of them is in the
         same chunk (`step.train_step`), so a device holds its rows of all chunks.
@@ -61,9 +60,9 @@ class Shardings:
 
 
 def with_rows(rows: Array, count: int | None) -> Array:
-    """The first `count` rows, after which zeros follow if there are fewer; None: all rows.
+    """Returns the first `count` rows, padded with zeros if there are fewer; None: all rows.
 
-    Call it in a compiled program if devices share the rows, which there need not divide evenly.
+    For sharded rows, call it in a compiled program, where shards may have different sizes.
     """
     missing = 0 if count is None else count - len(rows)
     if missing > 0:
@@ -81,12 +80,12 @@ def check_determinism(platform: str, flags: str) -> None:
 
 
 def describe_determinism(platform: str) -> str:
-    """What makes a run repeat bit for bit, for its header."""
+    """Describes what makes a run repeat bit for bit, for its header."""
     return f"deterministic (--{_DETERMINISTIC})" if platform == "gpu" else "deterministic"
 
 
 def put(batch: dict[str, np.ndarray], rows: NamedSharding) -> dict[str, jax.Array]:
-    """The global arrays of a batch; `batch` has the rows of this host."""
+    """Returns the global arrays of a batch; `batch` has the rows of this host."""
     return {k: jax.make_array_from_process_local_data(rows, v) for k, v in batch.items()}
 
 
@@ -97,7 +96,7 @@ def prefetch(
     ahead: int = 1,
     window: int = 1,
 ) -> Iterator[dict[str, jax.Array]]:
-    """The same batches on the devices. A batch is sent while the one before it is used.
+    """Yields the same batches on the devices, and sends a batch while the one before is used.
 
     `window` batches are sent as one block. `ahead` blocks are sent before they are used.
     """
@@ -114,7 +113,7 @@ def prefetch(
 def _sent(
     batches: list[dict[str, np.ndarray]], rows: NamedSharding
 ) -> Iterator[dict[str, jax.Array]]:
-    """Batches that are sent now, as one block."""
+    """Sends batches as one block."""
     if len(batches) == 1:
         return iter([put(batches[0], rows)])
     in_block = NamedSharding(rows.mesh, PartitionSpec(None, *rows.spec))

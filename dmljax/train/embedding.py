@@ -1,4 +1,4 @@
-"""A function of images, of every image of a split."""
+"""Applies a function of images to every image of a split."""
 
 import collections
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from dmljax.train.placement import on_every_device
 
 
 def embed(embed_fn: Callable[..., Any], split: Split, **options: Any) -> Any:
-    """`embed_fn(images)` of every image of a split, in order, as float32 numpy arrays.
+    """Returns `embed_fn(images)` of every image of a split, in order, as float32 numpy arrays.
 
     `options` as for `embedded_batches`. Rows of images that cannot be read are NaN.
     """
@@ -46,7 +46,7 @@ def embedded_batches(
     skipped: collections.Counter[str] | None = None,
     interrupts: Interrupts | None = None,
 ) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
-    """`(embed_fn(images), where, rows)` of all batches of a split, in order, as numpy arrays.
+    """Yields `(embed_fn(images), where, rows)` of all batches of a split, as numpy arrays.
 
     `embed_fn` receives batches of one size, uint8 on the devices, and returns an array `[b ...]` or
     a tree of them. `rows [b]` are the rows of the split (-1 for padding), and `where [b]` is False
@@ -88,7 +88,7 @@ def _computed(
     shards: Shardings,
     interrupts: Interrupts | None,
 ) -> Iterator[Any]:
-    """Results on the devices, each when the next batch is already in their queue."""
+    """Yields results on the devices, each when the next batch is already in their queue."""
     waiting: Any = None
     for batch in batches:
         signal = None if interrupts is None else interrupts.row()

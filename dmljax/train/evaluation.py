@@ -57,7 +57,7 @@ def score(
     devices: Sequence[Any] | None = None,
     sum_fn: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> dict[str, float]:
-    """Retrieval scores by the split's protocol of queries and gallery, clustering of all images.
+    """Computes retrieval scores by the queries and gallery of a split, and clustering scores.
 
     With `sum_fn`, such as `hosts.summed`, every process must call this. It ranks a part of the
     queries and finds the clusters of a part of the points; the results are gathered.
@@ -103,19 +103,19 @@ def score(
 
 
 def _number(name: str, value: Any) -> float:
-    """The value of a metric, which must be one number."""
+    """Returns the value of a metric, which must be one number."""
     if np.ndim(value) or not np.issubdtype(np.asarray(value).dtype, np.number):
         raise ValueError(f"the metric {name} must return one number, not {value!r}")
     return float(value)
 
 
 def cut_names(depth: int | str | None) -> tuple[str, ...]:
-    """The names of the scores whose rankings are cut at `depth`."""
+    """Returns the names of the scores whose rankings are cut at `depth`."""
     return () if depth is None else (f"mAP@{depth}", f"MRR@{depth}")
 
 
 def _cut(depth: int | str, search: Search) -> dict[str, Callable]:
-    """The functions of ranks that cut at `depth`, by their names."""
+    """Returns the functions of ranks that cut at `depth`, by their names."""
     names = cut_names(depth)
     if isinstance(depth, str):
         counts = np.bincount(search.item_labels, minlength=search.labels.max(initial=0) + 1)
@@ -128,7 +128,7 @@ def _cut(depth: int | str, search: Search) -> dict[str, Callable]:
 
 
 def prefix_name(dim: int) -> str:
-    """Under this name the scores of a prefix are reported, such as 'prefix_64/R@1'."""
+    """Returns the name of the scores of a prefix, as in 'prefix_64/R@1'."""
     return f"prefix_{dim}"
 
 
@@ -143,7 +143,7 @@ class Evaluation(NamedTuple):
     val_embeddings: np.ndarray | None = None
 
     def of_split(self, split: str) -> dict[str, float]:
-        """The scores of a split, named 'R@1'."""
+        """Returns the scores of a split, named 'R@1'."""
         prefix = f"{split}/"
         scores = self.scores.items()
         return {k.removeprefix(prefix): v for k, v in scores if k.startswith(prefix)}
@@ -183,7 +183,7 @@ class Evaluator:
 
     @property
     def width(self) -> int:
-        """How many numbers the embeddings of an image have, parts included."""
+        """The size of the embeddings of an image, parts included."""
         run = self._run
         dtype = np.float32 if len(run.eval_image_shape) == 1 else np.uint8
         images = jax.ShapeDtypeStruct((run.shards.size, *run.eval_image_shape), dtype)
@@ -192,7 +192,7 @@ class Evaluator:
         return sum(x.size for x in jax.tree.leaves(outputs)) // run.shards.size
 
     def evaluate(self, state: TrainState, *, clustering: bool = True) -> Evaluation:
-        """The scores of the test split and of the held-out classes; `clustering` among them."""
+        """Computes the scores of the test split and of the held-out classes."""
         scores: dict[str, float] = {}
         by_split: dict[str, dict[str, np.ndarray]] = {}
         for name in ("test", "val"):
@@ -208,13 +208,13 @@ class Evaluator:
         )
 
     def embeddings(self, state: TrainState, split: Split) -> dict[str, np.ndarray]:
-        """The embeddings of every image: the main one under `MAIN`, parts under their names."""
+        """Embeds every image: the main embedding under `MAIN`, parts under their names."""
         features.compute_of_run(self._run, state)
         params = optimizers.averaged(state.params, state.opt_state)
         return self._embed(lambda x: self._embed_fn(params, state.model_state, x), split)
 
     def frozen_fn(self, backbone: Mapping[str, Any]) -> Callable[[Split], np.ndarray]:
-        """A function that returns the pooled features of a split as unit vectors.
+        """Returns a function that computes the pooled features of a split as unit vectors.
 
         The net has the variables `backbone`. Its features are those that the head takes, where it
         takes pooled ones.
@@ -228,7 +228,7 @@ class Evaluator:
     def synthetic_features(
         self, state: TrainState, split: Split, *, key: jax.Array
     ) -> dict[str, np.ndarray]:
-        """`Inspect.synthetic_features` of every image; every batch draws its own samples."""
+        """Computes `Inspect.synthetic_features`; every batch draws its own samples."""
         params = optimizers.averaged(state.params, state.opt_state)
         numbers = itertools.count()
 
@@ -245,7 +245,7 @@ class Evaluator:
         return self._embed(of_batch, split)
 
     def pixel_scores(self) -> dict[str, float] | None:
-        """Scores of the raw pixels of the test split, as a baseline. None if it is too large."""
+        """Computes scores of the raw test pixels, as a baseline; None if it is too large."""
         split = self._run.test
         if self._run.cache is not None:
             return None
@@ -263,7 +263,7 @@ class Evaluator:
         *,
         clustering: bool = True,
     ) -> dict[str, float]:
-        """All scores of these embeddings that the config asks for."""
+        """Computes all scores of these embeddings that the config asks for."""
         options = self._run.options.evaluate
         main = embeddings[MAIN]
         scores = self.main_scores(main, split, clustering=clustering)
@@ -288,7 +288,7 @@ class Evaluator:
     def main_scores(
         self, embeddings: np.ndarray, split: Split, *, clustering: bool = True
     ) -> dict[str, float]:
-        """The scores of the vectors alone: nothing that needs the net or its parts."""
+        """Computes the scores of the vectors alone, which need neither the net nor its parts."""
         options, run_metrics = self._run.options.evaluate, self._run.metrics
         return self._score(
             embeddings,
@@ -303,7 +303,7 @@ class Evaluator:
         )
 
     def mean_distance_scores(self, parts: Mapping[str, np.ndarray], split: Split) -> dict:
-        """The scores of the parts {name: [n d]} by `retrieval.mean_distance_ranks`.
+        """Computes scores of the parts {name: [n d]} by `retrieval.mean_distance_ranks`.
 
         They are named 'mean_distance/R@1'. Images that could not be read are left out.
         """
@@ -320,7 +320,7 @@ class Evaluator:
         return {f"mean_distance/{k}": average(v, search.labels) for k, v in values.items()}
 
     def _part_scores(self, embeddings: dict[str, np.ndarray], split: Split) -> dict[str, float]:
-        """R@K of every part, such as a learner of an ensemble; of several parts also the mean."""
+        """Computes R@K of every part, such as a learner of an ensemble, and the mean over parts."""
         ks = self._run.metrics.ks or (1,)
         recalls = {}
         for name, embedding in embeddings.items():
@@ -348,7 +348,7 @@ class Evaluator:
         )
 
     def _refined(self, state: TrainState, embeddings: np.ndarray, split: Split) -> np.ndarray:
-        """The embeddings of a split after the method has refined them by each other."""
+        """Returns the embeddings of a split after the method has refined them by each other."""
         assert self._inspect.refine is not None
         params = optimizers.averaged(state.params, state.opt_state)
         return np.asarray(
@@ -358,7 +358,7 @@ class Evaluator:
         )
 
     def _knn(self, state: TrainState, embeddings: np.ndarray, split: Split) -> float:
-        """Share of queries whose k nearest training images vote for their class.
+        """Computes the fraction of queries whose k nearest training images vote for their class.
 
         The nearest breaks ties. Classes are matched by name.
         """

@@ -1,4 +1,4 @@
-"""How several processes of one run start, agree, and end together.
+"""Several processes of one run start, agree and end together.
 
 Every process runs the same steps on its own rows of each batch. Only process 0 writes files:
 `on_process_0` calls a function there, and gives its result to the other processes.
@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
-_HEARTBEAT_SECONDS = 30  # until the other processes notice that a process has died
-_SHUTDOWN_SECONDS = 300  # for which a process that is done waits for the others
+_HEARTBEAT_SECONDS = 30  # after which the others notice that a process has died
+_SHUTDOWN_SECONDS = 300  # timeout of a process that has ended and waits for the others
 _WAIT_MILLISECONDS = 500
 
 
@@ -84,7 +84,7 @@ def on_process_0(fn: Callable[[], Any], *, waiting_fn: Callable[[], None] = lamb
 
 
 def highest(number: int, *, waiting_fn: Callable[[], None] = lambda: None) -> int:
-    """The highest number of all processes, which all must call this; waits as `on_process_0`."""
+    """Returns the highest number of all processes. All must call this; waits as `on_process_0`."""
     if jax.process_count() == 1:
         return number
     client, folder = _client(), f"dmljax/highest/{next(_calls)}/"
@@ -104,7 +104,7 @@ def post(name: str, number: int) -> None:
 
 
 def posted(name: str) -> int:
-    """The number that a process has left under a name, or 0."""
+    """Reads the number that a process has left under a name; 0 without one."""
     try:
         return int(_client().key_value_try_get(f"dmljax/{name}"))
     except jax.errors.JaxRuntimeError as error:
@@ -117,14 +117,14 @@ _calls = itertools.count()  # the same on every process, as all of them make the
 
 
 def _client() -> Any:
-    """The store of keys and values on process 0. jax has no public name for it."""
+    """Returns the key-value store of process 0, for which jax lacks a public name."""
     from jax._src import distributed
 
     return distributed.global_state.client
 
 
 def _wait(key: str, waiting_fn: Callable[[], None]) -> str:
-    """Unlike a collective, this wait has no limit of time, and signals are handled meanwhile."""
+    """Waits for a value without a timeout, unlike a collective, and handles signals meanwhile."""
     while True:
         try:
             return _client().blocking_key_value_get(key, _WAIT_MILLISECONDS)
@@ -135,7 +135,7 @@ def _wait(key: str, waiting_fn: Callable[[], None]) -> str:
 
 
 def summed(array: np.ndarray) -> np.ndarray:
-    """The sum of an array of float64 over all processes, in their order; all must call this."""
+    """Sums an array of float64 over all processes, in their order; all must call this."""
     if jax.process_count() == 1:
         return array
     from jax.experimental import multihost_utils

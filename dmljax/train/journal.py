@@ -1,4 +1,4 @@
-"""What a run writes while it trains: metrics, speed, lines on the terminal.
+"""The log of a run: metrics, speed, and lines on the terminal.
 
 `metrics.jsonl` holds what the run computes, one line per report. A run that was interrupted and
 resumed writes the same bytes as one that was not (on GPUs with `runtime.deterministic`). Speed and
@@ -73,7 +73,7 @@ class Journal:
     def train(
         self, step: int, metrics: Mapping[str, float], *, batch: int, unreadable: int = 0
     ) -> None:
-        """One report of training, and of the speed since the last report.
+        """Logs the metrics of training, and the speed since the last call.
 
         `unreadable` is the number of images that this process has skipped.
         """
@@ -101,10 +101,10 @@ class Journal:
     def evaluation(
         self, step: int, scores: Mapping[str, float], *, split: str = "test", shown: str = ""
     ) -> None:
-        """Scores of a split. On the terminal, the main ones and the score `shown`."""
+        """Logs the scores of a split; prints the main ones and the score `shown`."""
         named = {f"{split}/{name}": value for name, value in scores.items()}
         self._append(self._metrics, step, named, "evaluation")
-        if step and step < self._total:  # the last evaluation has a table of its own
+        if step and step < self._total:  # the last evaluation is printed as a table
             names = dict.fromkeys(["R@1", "MAP@R", "NMI", shown])
             values = [f"{name} {100 * scores[name]:.1f}" for name in names if name in scores]
             self.say(f"step {step}, {split}: {', '.join(values)}")
@@ -112,9 +112,9 @@ class Journal:
     def projector(
         self, step: int, embeddings: np.ndarray, classes: Sequence[str], *, count: int
     ) -> None:
-        """`count` embeddings and their classes for TensorBoard's projector.
+        """Writes `count` embeddings and their classes for TensorBoard's projector.
 
-        The same images at every step; rows of NaN are left out.
+        Takes the same images at every step, and leaves out rows of NaN.
         """
         if self._board is None:
             return
@@ -129,7 +129,7 @@ class Journal:
         self._start, self._waited, self._last_step = time.perf_counter(), 0.0, step
 
     def say(self, text: str) -> None:
-        """A line for the reader."""
+        """Prints a line."""
         if self._progress is not None:
             self._progress.print(text)
 
@@ -157,7 +157,7 @@ class Journal:
 
 
 def _device_memory() -> dict[str, float]:
-    """The peak of a device of this process, if devices report it (CPUs do not)."""
+    """Returns the peak memory of the devices of this process, if they report it."""
     all_stats = [device.memory_stats() or {} for device in jax.local_devices()]
     peaks = [stats["peak_bytes_in_use"] for stats in all_stats if "peak_bytes_in_use" in stats]
     return {"device_memory_gib": max(peaks) / 2**30} if peaks else {}
@@ -173,7 +173,7 @@ def _cut(path: pathlib.Path, step: int, *, repeats_evaluation: bool) -> None:
 
 
 def _is_kept(line: str, step: int, dropped: tuple[str, ...]) -> bool:
-    """Whether a whole line is of a step before `step`, or of `step` without a `dropped` score."""
+    """Returns True for a complete line up to `step` that has no `dropped` score of `step`."""
     try:
         row = reading.json_value(line)
         is_dropped = row["step"] == step and any(name.startswith(dropped) for name in row)
@@ -186,7 +186,7 @@ read = reading.json_lines  # of metrics.jsonl and speed.jsonl
 
 
 def table(scores: Mapping[str, float]) -> str:
-    """Scores in two rows. All but whole numbers are shown times 100, as shares are.
+    """Formats scores in two rows; fractions are printed in percent.
 
     Scores of parts, such as 'learner_0/R@1', follow in a row for each part.
     """

@@ -48,7 +48,7 @@ class Restored(NamedTuple):
 def restore(
     run: Run, checkpoints: Checkpoints, report: Report, *, say: Callable[[str], None]
 ) -> Restored:
-    """The newest checkpoint, or the first state of a run. `say` is called with its origin."""
+    """Returns the newest checkpoint, or the first state of a run; calls `say` with its origin."""
     restored = checkpoints.restore(run.shapes, run.placements, repair=True)
     if restored is None:
         return Restored(initial_state.first_state(run, say=say), [], [])
@@ -194,7 +194,7 @@ def train(
 
 
 def is_out_of_patience(scores: Sequence[float], patience: int | None) -> bool:
-    """Whether the best of `scores`, one per evaluation, is more than `patience` evaluations old.
+    """Returns True if the best of `scores` is more than `patience` evaluations old.
 
     Of equal scores the earliest is the best. None is endless patience.
 
@@ -206,7 +206,7 @@ def is_out_of_patience(scores: Sequence[float], patience: int | None) -> bool:
 
 
 def _reload_best(state: TrainState, run: Run, checkpoints: Checkpoints) -> TrainState:
-    """The best parameters and statistics so far; the optimizer's moments stay, as published."""
+    """Loads the best parameters and statistics; the optimizer's moments stay, as published."""
     checkpoints.wait()
     step = checkpoints.best()
     assert step is not None  # an evaluation comes before every reload
@@ -215,7 +215,7 @@ def _reload_best(state: TrainState, run: Run, checkpoints: Checkpoints) -> Train
 
 
 def compiled_step(run: Run, resident: Resident | None = None) -> jax.stages.Wrapped:
-    """The train step, compiled for the devices: `(state, batch, signal) -> (state, results)`.
+    """Compiles the train step for the devices: `(state, batch, signal) -> (state, results)`.
 
     Results are `(metrics, signal)`: the largest signal that any process has received. With
     `resident`, a batch has its arrays, and rows and draws in place of images.
@@ -253,7 +253,7 @@ def compiled_step(run: Run, resident: Resident | None = None) -> jax.stages.Wrap
 
 
 def _compiler_options(run: Run) -> dict[str, str] | None:
-    """Leaves out a pass of XLA that would undo what recomputed activations (`net.remat`) save.
+    """Disables a pass of XLA that would undo what recomputed activations (`net.remat`) save.
 
     JAX puts barriers into the program, so that a block is recomputed only when its gradient is
     needed. On CPUs, XLA removes them before it orders the program, recomputes all blocks early, and
@@ -273,7 +273,7 @@ def batches(
     workdir: pathlib.Path | None = None,
     resident: Resident | None = None,
 ) -> pipeline.Batches:
-    """This host's rows of the batches of steps `start_step + 1` on, without an end.
+    """Returns this host's rows of the batches from step `start_step + 1` on, without an end.
 
     `workdir` is the run folder, which a resumed run may need. With `resident`, batches have rows
     and draws in place of images.

@@ -1,4 +1,4 @@
-"""The classes that look most alike to the net, for samplers that take `neighbors`."""
+"""Searches the classes that are most alike, for samplers that take `neighbors`."""
 
 import functools
 import pathlib
@@ -22,9 +22,9 @@ _ROWS = 4096  # embeddings that are summed at a time
 def nearest_of_each_class(
     embeddings: np.ndarray, labels: np.ndarray, *, count: int = _COUNT
 ) -> np.ndarray:
-    """`[C n]`: the classes whose centers are nearest to the center of each class, nearest first.
+    """Returns `[C n]`: the classes with the nearest centers to each class, nearest first.
 
-    Classes are positions in the sorted labels. A center is the mean of a class's embeddings. Rows
+    Classes are indices into the sorted labels. A center is the mean of a class's embeddings. Rows
     that are NaN (unreadable images) do not count. n is at most `count` and C - 1.
     """
     names, classes = np.unique(labels, return_inverse=True)
@@ -43,7 +43,7 @@ def nearest_of_each_class(
 
 
 def describe(run: Run) -> str:
-    """When a run searches, and what memory of the host that takes, for its header."""
+    """Describes when a run searches, and how much host memory that takes, for its header."""
     images, classes, width = len(run.train), len(np.unique(run.train.labels)), Evaluator(run).width
     # Of each class a sum in float64 and a center in float32, and its neighbors in int32.
     taken = 4 * images * width + classes * (12 * width + 4 * min(_COUNT, classes - 1))
@@ -72,7 +72,7 @@ def refresh(
 
 
 def sample_fn_at(run: Run, workdir: pathlib.Path | None, step: int) -> Callable[..., np.ndarray]:
-    """The sampler of the steps after `step`, with the neighbors of the last search before it."""
+    """Returns the sampler after `step`, with the neighbors of the last search before it."""
     searched = max((s for s in run.neighbor_steps if s < step), default=None)
     if searched is None:
         return run.sample_fn

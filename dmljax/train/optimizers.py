@@ -23,17 +23,17 @@ from dmljax.train.schedules import Schedule
 
 
 def sgd(*, momentum: float = 0.9, nesterov: bool = False) -> optax.GradientTransformation:
-    """The gradient, or its running sum."""
+    """Follows the gradient, or its running sum."""
     return optax.trace(momentum, nesterov) if momentum else optax.identity()
 
 
 def adam(*, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> optax.GradientTransformation:
-    """Adam (Kingma & Ba, 2015). With `decay` of `build` it is AdamW, with `l2` PyTorch's Adam."""
+    """Computes Adam (Kingma & Ba, 2015): AdamW with `decay` of `build`, PyTorch's with `l2`."""
     return optax.scale_by_adam(b1, b2, eps)
 
 
 def radam(*, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> optax.GradientTransformation:
-    """RAdam (Liu et al., 2020) as its authors' code computes it: plain momentum while rho < 5.
+    """Computes RAdam (Liu et al., 2020) as its authors' code: plain momentum while rho < 5.
 
     `eps` is added to the root before bias correction. `optax.radam` adds it after, and computes
     rho in a way that cancels in float32: its first rectified updates are off by a percent.
@@ -68,10 +68,10 @@ def radam(*, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> optax.Gra
 def rmsprop(
     *, alpha: float = 0.99, momentum: float = 0.9, eps: float = 1e-8
 ) -> optax.GradientTransformation:
-    """RMSprop (Tieleman & Hinton, 2012) as PyTorch computes it: g / (sqrt(v) + eps), then momentum.
+    """Computes RMSprop (Tieleman & Hinton, 2012) as PyTorch: g / (sqrt(v) + eps), then momentum.
 
-    `alpha` is the share of v that remains at each step. `optax.rmsprop` adds `eps` inside the root,
-    and applies the momentum to steps that the learning rate has already scaled.
+    `alpha` is the fraction of v that remains at each step. `optax.rmsprop` adds `eps` inside the
+    root, and applies the momentum to steps that the learning rate has already scaled.
     """
 
     scaled = optax.scale_by_rms(alpha, eps, eps_in_sqrt=False)
@@ -93,7 +93,7 @@ def build(
     layer_decay: float = 1.0,
     backbone: Sequence[str] = ("net",),
 ) -> optax.GradientTransformation:
-    """The optimizer: clipping, direction, weight decay, learning rate by step and group.
+    """Builds the optimizer: clipping, direction, weight decay, learning rate by step and group.
 
     * `decay` is decoupled from the direction, as in AdamW: a step also takes rate x decay of a
       parameter away. It applies to matrices and kernels. Vectors (biases, norms, LayerScale),
@@ -108,7 +108,7 @@ def build(
       still counts steps.
     * `average` keeps an exponential moving average of the parameters, updated once per update;
       `averaged` returns it.
-    * `layer_decay` multiplies the rate of a parameter of the backbone, beside the factor of its
+    * `layer_decay` multiplies the rate of a parameter of the backbone, besides the factor of its
       group, by layer_decay ** (number of layers above it): see `adapt.layer_factors`. The head has
       the factor 1. `backbone` are the paths of the backbone.
     """
@@ -135,8 +135,8 @@ def build(
 
         return map_tree
 
-    # Parameters of one first step form a part with moments and a step count of its own, so that
-    # Adam corrects the bias of a part from the step on at which the part starts to learn.
+    # Parameters with the same first step form a part with its own moments and step count, so that
+    # Adam corrects the bias of a part from the step at which the part starts to learn.
     first_steps = sorted({rule["from"] for rule in rules if not rule["frozen"]} | {0})
     # Update u happens at step (u + 1) accumulate - 1, counted from 0.
     updates_before = {first: first // accumulate for first in first_steps}
@@ -184,14 +184,14 @@ def _rule(group: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"a group has {', '.join(defaults)}, not {', '.join(sorted(unknown))}")
     rule = {**defaults, **group}
     if rule["path"] is None:
-        raise ValueError(f"the group {dict(group)} has no path: write dict(path='^head/', ...)")
+        raise ValueError(f"the group {dict(group)} needs a path: write dict(path='^head/', ...)")
     if rule["from"] < 0:
         raise ValueError(f"the group {rule['path']!r}: from must be 0 or more, not {rule['from']}")
     try:
         return {**rule, "path": re.compile(rule["path"])}
     except re.error as error:
         raise ValueError(
-            f"the group's path {rule['path']!r} is no regular expression: {error}"
+            f"the group's path {rule['path']!r} is not a regular expression: {error}"
         ) from error
 
 
@@ -209,7 +209,7 @@ def _decay_of(rule, path: str, x, *, decay: float) -> float:
 
 
 def _added(per_leaf, amount_fn: Callable) -> optax.GradientTransformation:
-    """`optax.add_decayed_weights` with an amount for each parameter instead of one for all."""
+    """Returns `optax.add_decayed_weights` with an amount for each parameter."""
     amounts = per_leaf(amount_fn)
 
     def update(updates, state, params=None):
@@ -224,7 +224,7 @@ def _added(per_leaf, amount_fn: Callable) -> optax.GradientTransformation:
 def _of_learning(
     transform: optax.GradientTransformation, is_frozen: Callable[[str], bool]
 ) -> optax.GradientTransformation:
-    """`transform` of the other parameters: what is frozen has no moments, mean or gradient sum."""
+    """Applies `transform` only to what learns: frozen parameters need no optimizer state."""
 
     def hide(tree):
         return adapt.split(tree, list(filter(is_frozen, adapt.paths_of(tree))))[0]
@@ -238,7 +238,7 @@ def _of_learning(
 
 
 def _only_learning(wait: Callable) -> optax.GradientTransformation:
-    """Zeros in place of gradients of parameters that still wait, so that no norm counts them.
+    """Replaces gradients of parameters that still wait by zeros, so that no norm counts them.
 
     `wait(tree)` has the number of updates for which a parameter waits.
     """
@@ -259,7 +259,7 @@ class _Waiting(NamedTuple):
 
 
 def _after(transform: optax.GradientTransformation, wait: int) -> optax.GradientTransformation:
-    """`transform`, which begins after `wait` updates: before that, updates are 0."""
+    """Delays `transform` by `wait` updates, which are 0."""
     if not wait:
         return transform
 
@@ -284,7 +284,7 @@ def _zero_count(params: Any) -> optax.ScaleByScheduleState:
 def _scale(
     factors: Callable, rate: float, schedule: Schedule, accumulate: int
 ) -> optax.GradientTransformation:
-    """As `optax.scale_by_learning_rate`, with a factor for each parameter; counts steps."""
+    """Scales by the learning rate, with a factor for each parameter; counts steps."""
 
     def update(updates, state, params=None):
         size = rate * schedule((state.count + 1) * accumulate - 1)
@@ -312,7 +312,7 @@ def _keep_average(share: float) -> optax.GradientTransformation:
 
 
 def averaged(params: Any, opt_state: Any) -> Any:
-    """The averaged parameters if the optimizer keeps them, else `params`."""
+    """Returns the averaged parameters if the optimizer keeps them, else `params`."""
     states = jax.tree.leaves(opt_state, is_leaf=lambda state: isinstance(state, _Average))
     averages = [state.average for state in states if isinstance(state, _Average)]
     return adapt.joined(averages[0], params) if averages else params

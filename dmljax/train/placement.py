@@ -1,4 +1,4 @@
-"""What `runtime.sharded` splits over the devices: weights of classes, optimizer state, parameters.
+"""Shards weights of classes, optimizer state and parameters, as `runtime.sharded` says.
 
 These are annotations only. XLA inserts the communication, and a step computes what it would compute
 with everything on every device.
@@ -34,16 +34,16 @@ class ClassRows(NamedTuple):
     is_split: bool = False
 
     def contains(self, path: str) -> bool:
-        """Whether an array is at one of `paths`, in the parameters or in the optimizer's state."""
+        """Returns True for an array at one of `paths`, in the parameters or the optimizer state."""
         names = path.split("/")
         return any("/".join(names[i:]) in self.paths for i in range(len(names)))
 
     def padded(self, params: Any) -> Any:
-        """Parameters with zeros after the rows of the classes."""
+        """Returns parameters with zeros after the rows of the classes."""
         return self._with_rows(params, self.rows)
 
     def cut(self, params: Any) -> Any:
-        """Parameters as a method knows them, without the zeros."""
+        """Returns parameters as a method expects them, without the zeros."""
         return self._with_rows(params, self.classes)
 
     def _with_rows(self, params: Any, count: int) -> Any:
@@ -57,7 +57,7 @@ class ClassRows(NamedTuple):
 def class_rows(
     method: Method, params: Any, *, classes: int, shards: Shardings, sharded: str | None
 ) -> ClassRows:
-    """The rows of classes among the parameters (or their shapes) of a method."""
+    """Finds the rows of classes among the parameters (or their shapes) of a method."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     sizes = {adapt.path_of(keys): x.shape[:1] for keys, x in leaves}
     # Without a split loss, the embeddings cannot be sent to the rows.
@@ -85,7 +85,7 @@ def of_state(
     sharded: str | None = None,
     class_rows: ClassRows = ClassRows(),  # noqa: B008  a tuple
 ) -> Any:
-    """The sharding of every array of a `TrainState`.
+    """Returns the sharding of every array of a `TrainState`.
 
     * None: every device has all arrays.
     * 'classes': the devices share the rows of `class_rows`, and what the optimizer keeps for them.
@@ -114,7 +114,7 @@ def of_state(
 def used_params_fn(
     shards: Shardings, *, sharded: str | None, class_rows: ClassRows
 ) -> Callable[[Any], Any]:
-    """A function of the parameters at rest that returns what a method computes with.
+    """Returns a function from the stored parameters to those that a method computes with.
 
     With 'all', every device gathers the parameters that others hold, except the rows of classes.
     """
@@ -133,7 +133,7 @@ def used_params_fn(
 
 
 def on_every_device(tree: Any, shards: Shardings) -> Any:
-    """Arrays that each host can read, also where the devices of several hosts share them.
+    """Replicates arrays, so that each host can read all of them.
 
     All processes must call this together.
     """

@@ -27,7 +27,7 @@ class Report:
     def __init__(
         self, workdir: pathlib.Path, *, source: str, digests: Mapping[str, str | None], start: float
     ):
-        """`start` is the time of `time.monotonic` at which this process began with the run."""
+        """Reads versions and devices; `start` is the `time.monotonic` at which the run began."""
         config, _, argument = source.partition(":")
         self._workdir, self._start = workdir, start
         self._result_fn = functools.partial(
@@ -45,7 +45,7 @@ class Report:
             RunFolder(workdir).result.unlink(missing_ok=True)  # what an earlier process failed with
 
     def seconds(self) -> float:
-        """The seconds that this run has taken so far."""
+        """Returns the seconds that this run has taken so far."""
         return self.earlier_seconds + time.monotonic() - self._start
 
     def finished(self, chosen: Chosen, scores: Mapping[str, float], **facts: Any) -> None:
@@ -86,7 +86,7 @@ class Report:
 
 
 def evaluations(rows: Sequence[Mapping[str, Any]]) -> list[Evaluated]:
-    """The evaluations among the lines of `metrics.jsonl`, in the order of their steps."""
+    """Returns the evaluations in the lines of `metrics.jsonl`, in the order of their steps."""
     scores: dict[int, dict[str, float | None]] = {}
     for row in rows:
         values = {k: v for k, v in row.items() if k.startswith(("test/", "val/"))}
@@ -96,7 +96,7 @@ def evaluations(rows: Sequence[Mapping[str, Any]]) -> list[Evaluated]:
 
 
 def devices() -> dict[str, Any]:
-    """The devices of a run, of all its processes."""
+    """Describes the devices of a run, over all its processes."""
     first = jax.devices()[0]
     return {
         "count": jax.device_count(),
@@ -108,7 +108,7 @@ def devices() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """The versions of dmljax, of Python and of the packages that compute."""
+    """Returns the versions of dmljax, of Python and of the packages that compute."""
     packages = ("jax", "jaxlib", "flax", "optax", "numpy")
     numbers = {package: importlib.metadata.version(package) for package in packages}
     return {"dmljax": dmljax.__version__, "python": platform.python_version(), **numbers}
@@ -116,7 +116,7 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def code() -> dict[str, Any] | None:
-    """The git revision of dmljax and whether its files differ from it; None outside of git."""
+    """Returns the git revision of dmljax, and if files differ from it; None outside of git."""
     folder = pathlib.Path(dmljax.__file__).parent
     if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None
@@ -126,7 +126,7 @@ def code() -> dict[str, Any] | None:
 
 
 def _git(folder: pathlib.Path, *words: str) -> str | None:
-    """What git prints, or None if it fails or is not installed."""
+    """Returns what git prints, or None if it fails or is not installed."""
     try:
         process = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True)
     except OSError:

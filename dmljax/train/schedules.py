@@ -16,13 +16,13 @@ Schedule = Callable[[jax.Array], jax.Array]
 
 
 def constant(*, total: int, warmup: int = 0) -> Schedule:
-    """1, after a linear `warmup` from 0."""
+    """Returns 1, after a linear `warmup` from 0."""
     del total
     return _with_warmup(lambda step: jnp.ones((), jnp.float32), warmup)
 
 
 def cosine(*, total: int, warmup: int = 0, end: float = 0.0) -> Schedule:
-    """Half a cosine from 1 to `end` at the last step (Loshchilov & Hutter, 2017)."""
+    """Falls by half a cosine from 1 to `end` at the last step (Loshchilov & Hutter, 2017)."""
 
     def factor(step):
         share = jnp.clip((step - warmup) / max(1, total - warmup), 0, 1)
@@ -32,14 +32,14 @@ def cosine(*, total: int, warmup: int = 0, end: float = 0.0) -> Schedule:
 
 
 def steps(*, total: int, at: Sequence[int], divide: float = 10.0, warmup: int = 0) -> Schedule:
-    """1, divided by `divide` at each of the steps `at`."""
+    """Returns 1, divided by `divide` at each of the steps `at`."""
     del total
     ends = np.asarray(at, np.int32)
     return _with_warmup(lambda step: divide ** -jnp.sum(step >= ends).astype(jnp.float32), warmup)
 
 
 def ramp(step: jax.Array | int, *, first: float, last: float, at: Sequence[int]) -> jax.Array:
-    """A value that goes in a line from `first` to `last` between two steps `at`.
+    """Interpolates a value from `first` to `last` between two steps `at`.
 
     >>> [float(ramp(step, first=0.1, last=0.5, at=(100, 200))) for step in (0, 150, 900)]
     [0.10000000149011612, 0.30000001192092896, 0.5]

@@ -1,4 +1,4 @@
-"""Parameters of another run in the first state of a new one: found, read, averaged, placed."""
+"""Finds, reads and averages the parameters of another run, to start a new one from them."""
 
 import os
 import pathlib
@@ -28,7 +28,7 @@ class Start(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What a run may take from another one beside the backbone.
+    """What a run may take from another one besides the backbone.
 
     `shapes` has the shape of each of its arrays by the name in `flat`. Arrays `per_class` have a
     row for each class, so they are drawn. `backbone` has the backbone's parameters by their paths.
@@ -40,7 +40,7 @@ class Taken(NamedTuple):
 
 
 def find(folder: str | os.PathLike) -> Start:
-    """The run in `folder`, or a one-line error if it cannot be started from."""
+    """Finds the finished run in `folder`; raises a one-line error without one."""
     folder = reading.chosen_run(pathlib.Path(folder).expanduser())
     if folder.is_file():
         raise ValueError(
@@ -62,7 +62,7 @@ def find(folder: str | os.PathLike) -> Start:
     step = result.chosen.step
     if not (files.checkpoints / str(step)).is_dir():
         raise FileNotFoundError(
-            f"start: {folder} has no checkpoint of step {step}, which the run has chosen"
+            f"start: {folder} lacks the checkpoint of step {step}, which the run has chosen"
         )
     return Start(folder, step, f"{result.digests['run']} step {step}")
 
@@ -76,7 +76,7 @@ def digest(options: options_lib.Start | None) -> str | None:
 
 
 def read(start: Start) -> dict[str, Any]:
-    """The parameters and the statistics of batch norms of the chosen step, as `flat` names them."""
+    """Reads the parameters and batch statistics of the chosen step, as `flat` names them."""
     with Checkpoints(RunFolder(start.folder).checkpoints) as checkpoints:
         if fault := checkpoints.fault(start.step):
             raise ValueError(
@@ -93,7 +93,7 @@ def mixed(
     share: float,
     folders: tuple[str, str],
 ) -> dict[str, Any]:
-    """The arrays of two runs of the same net and head, averaged. Rows for classes stay apart."""
+    """Averages the arrays of two runs of the same net; keeps the rows for classes of the first."""
     shapes = [{name: np.shape(x) for name, x in tree.items()} for tree in (arrays, others)]
     common = {name for name in shapes[0] if shapes[0][name] == shapes[1].get(name)}
     if missing := sorted(name for name in shapes[0] if "/net/" in name and name not in common):
@@ -106,7 +106,7 @@ def mixed(
 
 
 def flat(params: Any, model_state: Any) -> dict[str, Any]:
-    """Arrays by names such as 'params/head/red/kernel'; other state is left out."""
+    """Flattens arrays to names such as 'params/head/red/kernel'; leaves out other state."""
     trees = {"params": params, "batch_stats": model_state.get("batch_stats", {})}
     return traverse_util.flatten_dict(trees, sep="/")
 
@@ -119,7 +119,7 @@ def backbone(
     image_shape: Sequence[int],
     report_fn: Callable,
 ) -> dict[str, Any]:
-    """The variables of the backbone among the arrays of a run, checked against `net`."""
+    """Returns the variables of the backbone of a run, checked against `net`."""
     trees = traverse_util.unflatten_dict(dict(arrays), sep="/")
     variables = {
         name: _whole_net(trees.get(name, {}).get("net", {})) for name in ("params", "batch_stats")
@@ -135,7 +135,7 @@ def backbone(
 def others(
     start: Start, arrays: Mapping[str, Any], taken: Taken | None
 ) -> tuple[dict[str, np.ndarray], str]:
-    """What a run takes from another one beside the backbone, and a line that says so.
+    """Returns what a run takes from another one besides the backbone, and a line about it.
 
     It takes every array that the other run has under the same name and in the same shape. In an
     ensemble this includes the attention's copy of the backbone.
@@ -165,7 +165,7 @@ def others(
 
 
 def replaced(params: Any, model_state: Any, others: Mapping[str, Any] | None) -> tuple[Any, Any]:
-    """Parameters and state with other arrays, named as in `flat`, in their places."""
+    """Replaces arrays of the parameters and the state, named as in `flat`."""
     if not others:
         return params, model_state
     trees = {"params": params, "batch_stats": model_state.get("batch_stats", {})}
@@ -177,14 +177,14 @@ def replaced(params: Any, model_state: Any, others: Mapping[str, Any] | None) ->
 
 
 def _whole_net(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The stages of a backbone; an attention-based ensemble keeps them in two parts."""
+    """Joins the stages of a backbone; an attention-based ensemble keeps them in two parts."""
     if "shared" in tree and "head" in tree:
         return {**tree["shared"], **tree["head"]}
     return dict(tree)
 
 
 def _average(opt_state: Any) -> dict[str, Any]:
-    """The averaged parameters, if the optimizer of the run keeps them."""
+    """Returns the averaged parameters, if the optimizer of the run keeps them."""
     average: dict[tuple, Any] = {}
     for keys, array in jax.tree_util.tree_flatten_with_path(opt_state)[0]:
         names = [getattr(key, "key", None) for key in keys]

@@ -27,7 +27,7 @@ class TrainState(NamedTuple):
 def init_state(
     params: Any, model_state: Any, optimizer: optax.GradientTransformation
 ) -> TrainState:
-    """The state before the first step."""
+    """Returns the state before the first step."""
     return TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params))
 
 
@@ -43,7 +43,7 @@ def train_step(
     params_fn: Callable = lambda params: params,
     frozen: Collection[str] = (),
 ) -> Callable[[TrainState, dict], tuple[TrainState, dict]]:
-    """`step(state, batch) -> (state, metrics)`, to be compiled by `jax.jit` with the state donated.
+    """Returns `step(state, batch) -> (state, metrics)`, for `jax.jit` with the state donated.
 
     * `normalize_fn(images uint8) -> images` runs on the device.
     * `batch_size`: rows of the batch after these are padding (`devices`), and are cut off.
@@ -52,7 +52,7 @@ def train_step(
       labels. It can set their sharding.
     * `params_fn(params)` are the parameters that the method gets.
     * `frozen`: the paths of parameters that do not learn. Nothing is differentiated with respect to
-      them, so that there is no backward pass below the first layer that learns.
+      them, so the backward pass ends at the first layer that learns.
     """
 
     def step(state: TrainState, batch: dict) -> tuple[TrainState, dict]:
@@ -88,7 +88,7 @@ def _at_once(method, state, batch, normalize_fn, gather_fn, key):
 
 
 def _in_chunks(method, state, batch, normalize_fn, gather_fn, key, padded_images, chunk):
-    """The gradient of the whole batch in the memory of a chunk (Gao et al., 2021, `GradCache`).
+    """Computes the gradient of a batch in the memory of a chunk (Gao et al., 2021, `GradCache`).
 
     First the net runs over the chunks, and only its outputs are kept. The criterion sees all
     outputs and gives the gradient with respect to them. Then each chunk runs again and
@@ -137,13 +137,13 @@ def _in_chunks(method, state, batch, normalize_fn, gather_fn, key, padded_images
 
 
 def _split(rows, chunk, count):
-    """`[chunks rows ...]`, where chunk i has every count-th row from row i on."""
+    """Returns `[chunks rows ...]`, where chunk i has every count-th row from row i on."""
     rows = with_rows(rows, chunk * count)
     return rows.reshape(chunk, count, *rows.shape[1:]).swapaxes(0, 1)
 
 
 def _joined(chunks):
-    """The rows of `_split` in their order."""
+    """Returns the rows of `_split` in their order."""
     rows = chunks.swapaxes(0, 1)
     return rows.reshape(-1, *rows.shape[2:])
 

@@ -30,11 +30,11 @@ class PendingMetrics:
         self._pending: collections.deque[tuple[int, Any]] = collections.deque()
 
     def add(self, step: int, metrics: Any) -> None:
-        """Takes what step `step` has returned: metrics and the signal, on the devices."""
+        """Adds what a step has returned: metrics and the signal, on the devices."""
         self._pending.append((step, metrics))
 
     def fetch(self, *, all_steps: bool = False) -> Iterator[tuple[int, dict[str, float], int]]:
-        """`(step, metrics, signal)` of the steps that are done; waits for all with `all_steps`.
+        """Yields `(step, metrics, signal)` of finished steps; waits for all with `all_steps`.
 
         Raises a one-line error where the loss or the gradient is not finite.
         """
@@ -60,5 +60,5 @@ def _check_finite(step: int, metrics: dict[str, float], finite_until: int) -> No
 
 
 def mean(window: list[dict[str, float]]) -> dict[str, float]:
-    """The mean of every metric over several steps."""
+    """Averages every metric over several steps."""
     return {name: float(np.mean([metrics[name] for metrics in window])) for name in window[-1]}

@@ -148,7 +148,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(how, finished, tm
     fault = "its files differ from their checksum"
     if how == "flipped before its checksum":
         (newest / "sha256").unlink()
-        fault = "it has no checksum"
+        fault = "its checksum is missing"
     training.run(tiny(folder), tmp_path / "run")
     assert f"checkpoint 6 is damaged ({fault}): the one before is used" in caplog.text
     same(state(tmp_path / "run"), state(folder / "run"))
