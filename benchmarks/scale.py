@@ -23,8 +23,7 @@ import numpy as np
 
 from dmljax import losses, methods
 from dmljax.train import optimizers, schedules
-from dmljax.train.devices import Shardings
-from dmljax.train.placement import class_rows, of_state
+from dmljax.train.devices import Shardings, class_rows, of_state
 from dmljax.train.step import init_state, train_step
 
 SIDE = 8  # of the images: what the loss costs is asked, not what a net costs

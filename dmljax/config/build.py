@@ -19,7 +19,7 @@ from dmljax.data.splits import images_of
 from dmljax.data.transforms import transform as transform_lib
 from dmljax.methods import assemble
 from dmljax.methods.base import Inspect, Method
-from dmljax.train import attention_choice, devices, initial_state, placement, start
+from dmljax.train import attention_choice, devices, initial_state, start
 from dmljax.train.evaluation import MEAN
 from dmljax.train.options import Cached, Options, RuntimeOptions
 from dmljax.train.run import Run
@@ -93,7 +93,7 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         shards=shards,
         class_rows=initial.class_rows,
         shapes=shapes,
-        placements=placement.of_state(
+        placements=devices.of_state(
             shapes, shards, sharded=options.runtime.sharded, class_rows=initial.class_rows
         ),
         **timing._asdict(),
@@ -171,7 +171,7 @@ def _images(options: Options, data: Data, backbone: method.Backbone) -> _Images:
 class _Initial(NamedTuple):
     init_fn: Callable  # (key, backbone, others) -> first parameters and state of the model
     shapes: tuple[Any, Any]  # of what it returns
-    class_rows: placement.ClassRows
+    class_rows: devices.ClassRows
     frozen: frozenset[str]
 
 
@@ -191,7 +191,7 @@ def _initial(
 
     key = jax.eval_shape(lambda: initial_state.key_of(0))
     unpadded, model_state_shapes = jax.eval_shape(init_method, key)
-    class_rows = placement.class_rows(
+    class_rows = devices.class_rows(
         adapted.method,
         unpadded,
         classes=classes,

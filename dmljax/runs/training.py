@@ -20,12 +20,11 @@ from dmljax.runs import folder, frozen, page, summary
 from dmljax.train import compilation, features, initial_state, loop, resident, results
 from dmljax.train import start as start_lib
 from dmljax.train.checkpoints import Checkpoints
-from dmljax.train.devices import check_determinism
+from dmljax.train.devices import check_determinism, on_every_device
 from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
 from dmljax.train.interrupts import Interrupts, Stopped
 from dmljax.train.journal import Journal, read
 from dmljax.train.options import Movie
-from dmljax.train.placement import on_every_device
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 from dmljax.weights import file_digest

@@ -30,7 +30,7 @@ from dmljax.files import reading
 from dmljax.files.result import first_best
 from dmljax.files.writing import make_folder, sha256, sync, write_text
 from dmljax.train import hosts
-from dmljax.train.placement import ClassRows
+from dmljax.train.devices import ClassRows
 from dmljax.train.step import TrainState
 
 _CHECKSUM = "sha256"  # the file in the folder of a checkpoint

@@ -10,9 +10,8 @@ import numpy as np
 from dmljax.data import pipeline
 from dmljax.data.splits import Split
 from dmljax.data.transforms.transform import Transform
-from dmljax.train.devices import Shardings, prefetch
+from dmljax.train.devices import Shardings, on_every_device, prefetch
 from dmljax.train.interrupts import Interrupts
-from dmljax.train.placement import on_every_device
 
 
 def embed(embed_fn: Callable[..., Any], split: Split, **options: Any) -> Any:

@@ -23,7 +23,7 @@ from dmljax.files import parts, reading
 from dmljax.files.progress import Progress
 from dmljax.files.writing import write_array
 from dmljax.methods.assemble import backbone_features
-from dmljax.train import hosts, placement
+from dmljax.train import devices, hosts
 from dmljax.train.devices import Shardings
 from dmljax.train.embedding import embed, embedded_batches
 from dmljax.train.run import Run
@@ -47,7 +47,7 @@ def compute_of_run(run: Run, state: TrainState, *, shard: parts.Shard | None = N
     cache, shards = run.cache, run.shards
     if shards.hosts > 1:
         state = state._replace(params={"net": state.params["net"]}, opt_state=())
-        state = jax.device_get(placement.on_every_device(state, shards))
+        state = jax.device_get(devices.on_every_device(state, shards))
         shards = Shardings(jax.local_devices())
 
     def fill() -> int:

@@ -15,16 +15,14 @@ from dmljax.files import machine
 from dmljax.files.result import first_best
 from dmljax.train import compilation, initial_state, neighbors
 from dmljax.train.checkpoints import Checkpoints
-from dmljax.train.devices import prefetch
+from dmljax.train.devices import prefetch, used_params_fn
 from dmljax.train.evaluation import Evaluation, Evaluator
 from dmljax.train.interrupts import Interrupts, Stopped
-from dmljax.train.journal import Journal
-from dmljax.train.placement import used_params_fn
+from dmljax.train.journal import Journal, PendingMetrics, mean
 from dmljax.train.resident import Resident
 from dmljax.train.results import Report
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState, train_step
-from dmljax.train.step_metrics import PendingMetrics, mean
 
 __all__ = ["Restored", "batches", "compiled_step", "is_out_of_patience", "restore", "train"]
 

@@ -13,9 +13,8 @@ from dmljax.data.features import Cache
 from dmljax.data.splits import Split
 from dmljax.data.transforms.transform import Transform
 from dmljax.methods.base import Method
-from dmljax.train.devices import Shardings
+from dmljax.train.devices import ClassRows, Shardings
 from dmljax.train.options import Options
-from dmljax.train.placement import ClassRows
 from dmljax.train.start import Taken
 from dmljax.train.step import TrainState
 

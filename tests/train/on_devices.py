@@ -20,7 +20,8 @@ from dmljax.config import files as config_files
 from dmljax.config.build import build
 from dmljax.methods import base
 from dmljax.recipes import photos
-from dmljax.train import loop, placement
+from dmljax.train import devices as placement
+from dmljax.train import loop
 from dmljax.train.devices import Shardings, put
 from dmljax.train.step import init_state
 

@@ -9,7 +9,7 @@ import pytest
 
 from dmljax.train import checkpoints
 from dmljax.train.checkpoints import Checkpoints, Mismatch
-from dmljax.train.placement import ClassRows
+from dmljax.train.devices import ClassRows
 from dmljax.train.step import TrainState
 
 

@@ -11,7 +11,7 @@ from system import tiny
 
 from dmljax.runs import folder as run_folder
 from dmljax.runs import training
-from dmljax.train import step_metrics
+from dmljax.train import journal
 from dmljax.train.checkpoints import Checkpoints
 
 
@@ -37,11 +37,11 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path):
 @pytest.mark.parametrize("name", ["loss", "gradient_norm"])
 def test_a_loss_that_is_not_finite_is_reported_with_its_steps(name):
     finite = {"loss": 1.0, "gradient_norm": 1.0}
-    assert step_metrics._check_finite(7, finite, 6) is None
+    assert journal._check_finite(7, finite, 6) is None
     with pytest.raises(FloatingPointError, match=rf"the {name} is nan at step 7 \(finite until"):
-        step_metrics._check_finite(7, finite | {name: float("nan")}, 6)
+        journal._check_finite(7, finite | {name: float("nan")}, 6)
     with pytest.raises(FloatingPointError, match=r"at step 1 \(from the start\)"):
-        step_metrics._check_finite(1, finite | {name: float("inf")}, 0)
+        journal._check_finite(1, finite | {name: float("inf")}, 0)
 
 
 @pytest.mark.parametrize("processes", [None, pytest.param(2, marks=pytest.mark.slow)])

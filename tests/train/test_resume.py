@@ -17,7 +17,7 @@ from dmljax.files import locks
 from dmljax.runs import training
 from dmljax.train import journal, loop
 from dmljax.train.checkpoints import Checkpoints, Mismatch
-from dmljax.train.step_metrics import mean
+from dmljax.train.journal import mean
 
 
 @pytest.fixture(scope="module")

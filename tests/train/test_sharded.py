@@ -14,7 +14,7 @@ from train.pixels import RNG, Pixels, batch_of, distance, jit, refusal, scaled
 from dmljax import losses, methods
 from dmljax.adapt import path_of
 from dmljax.config.build import build
-from dmljax.train import placement
+from dmljax.train import devices as placement
 from dmljax.train.checkpoints import Checkpoints, Mismatch
 from dmljax.train.devices import Shardings, put
 from dmljax.train.step import init_state, train_step
