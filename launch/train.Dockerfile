@@ -1,4 +1,4 @@
-# Training in a container, for launch/gke.yaml and launch/shards.gke.yaml. Build it in a clone:
+# Training in a container, for launch/gke.yaml. Build it in a clone:
 #
 #     docker build -f launch/train.Dockerfile -t REGION-docker.pkg.dev/PROJECT/REPOSITORY/dmljax:latest .
 #

@@ -250,47 +250,6 @@ def test_the_images_look_for_the_driver_where_gke_mounts_it(name):
     assert variables["PATH"].split(":") == ["/usr/local/nvidia/bin", "$PATH"]
 
 
-# Keys of the schema of SkyPilot 0.14, whose package needs too much to be imported here.
-SKY = {"name", "num_nodes", "workdir", "resources", "volumes", "envs", "setup", "run"}
-SKY_RESOURCES = {"accelerators", "cpus", "job_recovery"}
-SKY_RECOVERY = {"strategy", "recover_on_exit_codes", "max_restarts_on_errors"}
-
-
-def test_skypilot_starts_a_process_on_every_node(tmp_path):
-    task = _yaml("sky.yaml")
-    assert set(task) <= SKY and set(task["resources"]) <= SKY_RESOURCES
-    recovery = task["resources"]["job_recovery"]
-    assert set(recovery) <= SKY_RECOVERY and recovery["recover_on_exit_codes"] == [143]
-    assert all(isinstance(value, str) for value in task["envs"].values())
-    [(mount, volume)] = task["volumes"].items()
-    assert all(task["envs"][name].startswith(mount) for name in ("DATA", "WEIGHTS", "WORKDIR"))
-    header = (ROOT / "launch" / "sky.yaml").read_text().partition("\nname:")[0]
-    assert f"sky jobs logs -n {task['name']}" in header
-    # The volume that the first lines show: two nodes write to it.
-    shown = yaml.safe_load(header[header.index("#     name:") :].replace("#     ", ""))
-    assert shown["name"] == volume and shown["config"]["access_mode"] == "ReadWriteMany"
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    python.chmod(0o755)
-    for rank in range(task["num_nodes"]):
-        environment = os.environ | task["envs"]
-        environment |= {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NUM_NODES": "2"}
-        environment |= {"SKYPILOT_NODE_RANK": str(rank)}
-        command = ["bash", "-c", task["run"]]
-        printed = subprocess.run(
-            command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
-        ).stdout
-        arguments = _arguments(printed.splitlines())
-        assert f"--config={task['envs']['CONFIG']}" in arguments
-        assert (ROOT / task["envs"]["CONFIG"]).exists()
-        assert arguments[-3:] == [
-            "--coordinator=10.0.0.1:8476",
-            "--processes=2",
-            f"--process={rank}",
-        ]
-
-
 @pytest.mark.parametrize("statuses", [(1, 2), (2, 1), (1, 137), (137, 1), (2, 137)])
 def test_the_status_is_that_of_the_process_that_caused_the_end(tmp_path, statuses):
     """In this order: killed (137), ended with a message (2), ended because another one did (1)."""

@@ -9,7 +9,7 @@ A config is a Python file or the name of a recipe (`dmljax list` prints both); a
 colon. --config.FIELD=VALUE changes a field, also a nested one: `dmljax list fields` explains the
 fields, and --print shows their values. The same command continues an interrupted run.
 --features=I/N computes a part of the features for features='cached' (docs/choosing.md).
-docs/launch.md describes training on several processes.
+docs/scale.md describes training on several processes.
 """
 
 import argparse
