@@ -1,4 +1,4 @@
-"""A method that also stays close to the backbone with which it begins."""
+"""Methods that also stay close to their first backbone."""
 
 from typing import Any
 
@@ -18,8 +18,7 @@ _TEACHER = "teacher"
 def similarity_distance(
     embeddings: Float[Array, "b d"], others: Float[Array, "b e"]
 ) -> Float[Array, ""]:
-    """Computes the mean squared difference of the cosines of all pairs between two sets of
-    embeddings.
+    """Computes the mean squared difference of the cosines of pairs in two sets of embeddings.
 
     It distills the similarities of a net whose embeddings may have another width (Park et al., CVPR
     2019; Tung & Mori, ICCV 2019).

@@ -40,7 +40,9 @@ def lora(key: jax.Array, params: Any, *, rank: int = 8, targets: str | None = No
     try:
         chosen = [names[name] for name in sorted(names) if re.search(targets, name)]
     except re.error as error:
-        raise ValueError(f"lora: targets={targets!r} is no regular expression: {error}") from error
+        raise ValueError(
+            f"lora: targets={targets!r} is not a regular expression: {error}"
+        ) from error
     if not chosen:
         raise ValueError(
             f"lora: targets={targets!r} matches no kernel of a linear layer or 1 x 1 convolution, "
@@ -70,8 +72,7 @@ def lora_scale(*, rank: int, alpha: float, rslora: bool = False) -> float:
 
 
 def with_magnitudes(params: Any, adapters: Any) -> Any:
-    """Adds a "magnitude" for the columns of each kernel to `adapters` (DoRA, Liu et al., ICML
-    2024).
+    """Adds a "magnitude" for the columns of each kernel (DoRA, Liu et al., ICML 2024).
 
     They are the norms of the columns in `params`, so that `merged` gives the same net at first.
     """

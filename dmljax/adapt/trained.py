@@ -25,7 +25,7 @@ _ADAPTERS = 2000
 class Adapted(NamedTuple):
     """A method, and the part of it that learns.
 
-    * `method`: what is trained. Its `params` may hold adapters beside the parameters of before.
+    * `method`: what is trained. Its `params` may also hold adapters.
     * `frozen_fn(params) -> paths`: the parameters that do not learn. `params` may hold shapes. It
       raises a one-line error if the options do not fit the net.
     * `deployed`, `merge_fn`: what embeds images after training. `merge_fn(params)` are the
@@ -75,9 +75,7 @@ def blocks(method: Method, *, count: int = 4) -> Adapted:
 
 
 def biases(method: Method) -> Adapted:
-    """Trains the biases of the backbone, including those of norms (BitFit, Ben Zaken et al., ACL
-    2022).
-    """
+    """Trains the biases of the backbone and its norms (BitFit, Ben Zaken et al., ACL 2022)."""
 
     def frozen_fn(params):
         paths = _backbone(method, params)
@@ -123,7 +121,7 @@ def lora(
 
 
 def prompts(method: Method, *, count: int = 8, deep: bool = True) -> Adapted:
-    """Tokens learn that a vision transformer reads beside the patches (Jia et al., ECCV 2022).
+    """Trains tokens that a vision transformer reads besides the patches (Jia et al., ECCV 2022).
 
     With `deep`, every block reads `count` tokens of its own, not the tokens of the block before;
     otherwise the first block reads them, and they stay. For metric learning, see
@@ -151,9 +149,7 @@ def prompts(method: Method, *, count: int = 8, deep: bool = True) -> Adapted:
 
 
 def _with(method: Method, name: str, init_fn: Callable, params_fn: Callable) -> Method:
-    """Returns `method` of `params_fn(params)`; `init_fn(key, params)` draws the values of
-    `params[name]`.
-    """
+    """Returns `method` of `params_fn(params)`; `init_fn(key, params)` draws `params[name]`."""
 
     def init(key, batch, *, backbone=None):
         params, model_state = method.init(key, batch, backbone=backbone)

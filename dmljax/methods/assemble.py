@@ -112,9 +112,7 @@ def encoder(
 
 
 def pooling(pool_fn: Callable | None) -> tuple[str, Callable | None]:
-    """Returns the output of a backbone that a head reads, and the `pool_fn` that remains for the
-    head.
-    """
+    """Returns the output of a backbone that a head reads, and the head's own `pool_fn`."""
     # A backbone returns several pooled vectors. XLA computes only the outputs that are used.
     if pool_fn is None:
         return "pooled", None
@@ -123,9 +121,7 @@ def pooling(pool_fn: Callable | None) -> tuple[str, Callable | None]:
 
 
 def output_of(outputs: Mapping[str, Any], name: str) -> Any:
-    """Returns the output `name` of a backbone; raises if there is none, for example no class
-    token.
-    """
+    """Returns the output `name` of a backbone; raises if it is missing."""
     if name not in outputs:
         raise ValueError(
             f"pool_fn: this net has no output {name!r}; only nets with a class token have "
@@ -153,9 +149,7 @@ class FeaturesOrImages(nn.Module):
 def backbone_features(
     net: nn.Module, params: Any, model_state: Any, images: jax.Array, *, output: str = "pooled"
 ) -> jax.Array:
-    """Computes the features of the backbone under "net" as float32 `[b d]`; features pass
-    unchanged.
-    """
+    """Computes the features of "net" as float32 `[b d]`; features pass unchanged."""
     if images.ndim == 2:
         return images
     variables = {"params": params["net"]}
@@ -168,8 +162,7 @@ def backbone_features(
 def with_backbone(
     params: Variables, model_state: Variables, backbone: Variables | None
 ) -> tuple[Variables, Variables]:
-    """Replaces the variables under "net" in `params` and `model_state` by those of a pretrained
-    backbone.
+    """Replaces the variables under "net" by those of a pretrained backbone.
 
     `backbone` is `{"params": ..., "batch_stats": ...}`, the latter optional; None changes nothing.
     """

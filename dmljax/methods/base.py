@@ -59,7 +59,7 @@ class Inspect(NamedTuple):
 
     All are pure, and all but `refine` take `(params, model_state, images)`:
 
-    * `parts -> {name: [b d]}`: embeddings that are scored beside the main one (the learners of an
+    * `parts -> {name: [b d]}`: embeddings that are scored besides the main one (the learners of an
       ensemble).
     * `spatial_masks -> {name: [b m h w c]}`: masks of m learners over feature maps.
     * `batch_attention -> {name: [layers heads b b]}`: attention among the images of a batch; rows
@@ -166,9 +166,7 @@ def _has(function: Callable, keyword: str) -> bool:
 
 
 def with_prefixes(loss_fn: Callable, prefixes: Sequence[int]) -> Callable:
-    """Sums `loss_fn` over prefixes and the whole width (`losses.prefixes`); () returns it
-    unchanged.
-    """
+    """Sums `loss_fn` over prefixes and the whole width (`losses.prefixes`)."""
     if not prefixes:
         return loss_fn
     check_prefixes(prefixes)
@@ -183,8 +181,7 @@ def with_prefixes(loss_fn: Callable, prefixes: Sequence[int]) -> Callable:
 
 
 def with_params(method: Method, params_fn: Callable[[Any], Any]) -> Method:
-    """Returns `method` with other parameters; `params_fn` computes the parameters of `method` from
-    them.
+    """Returns `method` for parameters from which `params_fn` computes its own.
 
     `init` still returns the parameters of `method`.
     """

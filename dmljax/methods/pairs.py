@@ -35,7 +35,7 @@ def pairs(
     * `pool_fn`, `dense_fn`: see `assemble.encoder`.
     * `normalized=False` gives the loss the features before they become unit vectors.
     * `unit=False` also evaluates those. In two dimensions unit vectors would lie on a circle.
-      Both only select one of the two outputs of the net, so they are no functions.
+      Both only select one of the two outputs of the net, so they are not functions.
     * `memory`: the loss also compares the batch with this many rows of earlier batches (Wang et
       al., CVPR 2020). That term counts from step `memory_start` on, when embeddings change slowly.
     * `prefixes`: widths, such as (64, 128), that also get the loss, so that the first 64 numbers of

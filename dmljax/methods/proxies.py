@@ -75,8 +75,7 @@ def proxies(
     sample: float | None = None,
     unbiased: bool = False,
 ) -> base.Method:
-    """Applies the loss `loss_fn(features, labels, proxies)` to a backbone, a pool and a linear
-    layer.
+    """Builds the method of a loss `loss_fn(features, labels, proxies)` with class proxies.
 
     The proxies are `params["proxies"]`. They often need a higher learning rate than the net: in a
     config `optimizer.groups=[dict(path="^proxies", factor=100.0)]`.
@@ -139,8 +138,8 @@ def _tiles_fn(
     """Returns the keywords of the loss in a step, which depend on its key."""
     if sample is not None and not 0 < sample <= 1:
         raise ValueError(
-            f"method.sample={sample} is no share of the classes: above 0 and at most 1, such as "
-            "0.1, or None for all classes"
+            f"method.sample must be a fraction of the classes, above 0 and at most 1, or None for all "
+            f"classes, got {sample}"
         )
     if tile is not None and tile < 1:
         raise ValueError(f"method.tile={tile}: 1 or more classes at a time, or None for all")

@@ -40,11 +40,10 @@ def semantic_proxies(
     proxy_init: Initializer | float | None = None,
     prefixes: Sequence[int] = (),
 ) -> base.Method:
-    """Builds `proxies` with semantic proxies (VPTSP-G, Ren et al., ICLR 2024), for vision
-    transformers.
+    """Builds semantic proxies of vision transformers (VPTSP-G, Ren et al., ICLR 2024).
 
     A step reads every image twice. The first time, it becomes an embedding as in `proxies`. The
-    second time, the first `depth` blocks read `count` prompts of the image's class beside the
+    second time, the first `depth` blocks read `count` prompts of the image's class besides the
     patches, and not the prompts of `trained=prompts`. A layer norm, a linear layer and a division
     by the norm make a semantic vector of width d from what the net pools. A GRU merges the vectors
     of a class, one image after the other, into the semantic proxy of the class, which is kept from
@@ -136,7 +135,7 @@ def semantic_proxies(
     return plain._replace(
         init=init,
         loss=loss,
-        split_loss=None,  # what `forward` sees has no labels
+        split_loss=None,  # `forward` gets no labels
         per_class=("proxies", "generator/prompts"),
     )
 

@@ -306,7 +306,7 @@ _LORA = {"name": "lora"}
         (_LORA | {"rank": 0}, VIT, "rank=0 must be 1 or more"),
         (_LORA | {"alpha": 0}, VIT, "alpha=0 must be above 0"),
         (_LORA | {"dora": 3}, VIT, "dora must be True or False, not 3"),
-        (_LORA | {"targets": "("}, VIT, r"targets='\(' is no regular expression"),
+        (_LORA | {"targets": "("}, VIT, r"targets='\(' is not a regular expression"),
         (_LORA, {"name": "convnet", "widths": [4], "strides": [2]}, "matches no kernel .* none"),
         ({"name": "biases", "alpha": 8}, VIT, "biases has no argument 'alpha'"),
         ({"name": "blocks", "count": 9}, VIT, "count=9 is above the 3 blocks"),

@@ -270,7 +270,7 @@ def test_a_schedule_has_its_factors(schedule, expected):
     [
         ({"pth": "x"}, "not pth"),
         ({"factor": 2.0}, "no path"),
-        ({"path": "("}, "no regular"),
+        ({"path": "("}, "not a regular"),
         ({"path": "x", "from": -1}, "from must be 0 or more"),
     ],
 )

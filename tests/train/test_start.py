@@ -226,7 +226,7 @@ def test_what_cannot_be_started_from(source, tmp_path):
     assert "is not finished" in _refused(tmp_path, start=str(unfinished))
     empty = shutil.copytree(source, tmp_path / "empty")
     shutil.rmtree(empty / "checkpoints")
-    assert "has no checkpoint of step" in _refused(tmp_path, start=str(empty))
+    assert "lacks the checkpoint of step" in _refused(tmp_path, start=str(empty))
     damaged = shutil.copytree(source, tmp_path / "damaged")
     step = results.read(damaged).chosen.step
     victim = next(p for p in (damaged / "checkpoints" / str(step)).rglob("*") if p.is_file())

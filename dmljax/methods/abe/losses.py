@@ -20,8 +20,7 @@ def contrastive(
     where: Bool[Array, "b"] | None = None,
     mine_fn: MineFn | None = None,
 ) -> Float[Array, ""]:
-    """Computes ABE's metric loss: (sum of d^2 over positives + [margin - d^2]+ over negatives) /
-    pairs.
+    """Computes ABE's loss: (sum of d^2 over positives + [margin - d^2]+ over negatives) / pairs.
 
     (Kim et al., ECCV 2018.) `dmljax.losses.contrastive` differs in two ways: it squares the hinge
     instead of the distance inside it, and it averages positives and negatives separately.
@@ -45,8 +44,7 @@ def contrastive(
 
 
 def divergence(learners: Float[Array, "b m d"], *, margin: Scalar = 1.0) -> Float[Array, ""]:
-    """Computes sum_{p<q} [margin - |B_p(x) - B_q(x)|^2]+ over pairs of learners, averaged over
-    images x.
+    """Computes the mean over images of sum_{p<q} [margin - |B_p(x) - B_q(x)|^2]+ over learners.
 
     (Kim et al., ECCV 2018.) It pushes the learners of one image apart. The paper also sums over
     images, so its weight depends on the size of the batch.

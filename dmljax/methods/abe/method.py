@@ -35,8 +35,7 @@ def abe(
     lambda_div: float = 1.0,
     divergence_fn: Callable = divergence,
 ) -> base.Method:
-    """Builds ABE-M (Kim et al., ECCV 2018): sum_m loss_fn(B_m(x), y) + lambda_div
-    divergence_fn(B(x)).
+    """Builds ABE-M (Kim et al., 2018): sum_m loss_fn(B_m(x), y) + lambda_div divergence_fn(B(x)).
 
     `embed` returns the unit vectors of the learners side by side, divided by sqrt(M). A ranking by
     it is a ranking by the mean of the learners' squared distances. The parts are the learners.
@@ -101,9 +100,7 @@ def _ensemble_method(
     lambda_div: float,
     divergence_fn: Callable,
 ) -> tuple[base.Method, Callable]:
-    """Builds the method of an ensemble of `nets`, and its `(params, model_state, images) ->
-    outputs`.
-    """
+    """Builds the method of an ensemble of `nets`, and the function of its outputs."""
     learners = ensemble.learners
     divergence_fn = base.with_step(divergence_fn)
     module = assemble.modules(lambda run, images: run["net"](images), net=ensemble)
@@ -168,9 +165,7 @@ def _like(net: nn.Module) -> Callable[..., nn.Module]:
 
 
 def _self_cosine(learners: Float[Array, "b m d"]) -> Float[Array, ""]:
-    """Computes the mean cosine between two learners of an image; it is near 1 if they have
-    collapsed.
-    """
+    """Computes the mean cosine between two learners of an image; collapsed ones are near 1."""
     m = learners.shape[1]
     total = jnp.sum(learners, axis=1)  # |sum of unit vectors|^2 = m + 2 sum_{p<q} cos
     return jnp.mean(jnp.sum(total * total, axis=1) - m) / (m * (m - 1))

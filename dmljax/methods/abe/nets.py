@@ -39,9 +39,7 @@ __all__ = ["ABE", "MultiHead", "min_max", "with_backbone"]
 
 
 def min_max(logits: Float[Array, "b h w c"]) -> Float[Array, "b h w c"]:
-    """Scales every channel of every image over space to a mask from 0 to 1; a constant channel
-    gives 0.
-    """
+    """Scales every channel of every image to a mask from 0 to 1; a constant channel gives 0."""
     low = jnp.min(logits, axis=(1, 2), keepdims=True)
     high = jnp.max(logits, axis=(1, 2), keepdims=True)
     return (logits - low) / jnp.where(high > low, high - low, 1)
@@ -181,17 +179,13 @@ def _subtree(tree, backbone, name):
 
 
 def _next(net, outputs, train):
-    """Applies the next stages of a net to the map, and to the tokens in front of it if there are
-    any.
-    """
+    """Applies the next stages of a net to the map and to any tokens in front of it."""
     tokens = {"prefix": outputs["prefix"]} if "prefix" in outputs else {}
     return net(outputs["features"], train=train, **tokens)
 
 
 def _places(outputs):
-    """Returns all positions of a net's outputs as a map; with a prefix, `[b p+h*w 1 c]`, tokens
-    first.
-    """
+    """Returns all positions of the outputs as a map; with p tokens first, `[b p+h*w 1 c]`."""
     maps = outputs["features"]
     if "prefix" not in outputs:
         return maps

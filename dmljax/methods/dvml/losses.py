@@ -32,9 +32,7 @@ def divergence(mean: Float[Array, "b d"], log_variance: Float[Array, "b d"]) -> 
 def reconstruction_norm(
     features: Float[Array, "b c"], decoded: Float[Array, "t b c"]
 ) -> Float[Array, ""]:
-    """Computes the mean of |f - f'| over the batch and t samples: equation 9 of Lin et al. (ECCV
-    2018).
-    """
+    """Computes the mean of |f - f'| over the batch and t samples (Lin et al., ECCV 2018, eq. 9)."""
     return jnp.mean(ops.sqrt(jnp.sum(_squares(features, decoded), axis=2)))
 
 
@@ -62,8 +60,7 @@ def n_pairs(
     l2_weight: float = 3e-3,
     where: Bool[Array, "b"] | None = None,
 ) -> Float[Array, ""]:
-    """Computes `losses.n_pairs` on dot products of the embeddings without normalization (Sohn,
-    NeurIPS 2016).
+    """Computes `losses.n_pairs` without normalization of embeddings (Sohn, NeurIPS 2016).
 
     Adds `l2_weight` / 4 times the mean squared norms of anchors and of positives. The predecessor
     of DVML's public code uses 3e-3, and recommends 1.5e-2 for CUB.

@@ -55,8 +55,9 @@ def dvml(
     decay: float = 0.0,
     probe: bool = False,
 ) -> base.Method:
-    """Builds DVML: lambda_1 KL + lambda_2 |f - decoder(z)| + lambda_3 loss_fn(z, y) + lambda_4
-    loss_fn(z_I, y).
+    """Builds DVML: a weighted sum of KL divergence, reconstruction and two metric losses.
+
+    lambda_1 KL + lambda_2 |f - decoder(z)| + lambda_3 loss_fn(z, y) + lambda_4 loss_fn(z_I, y).
 
     The defaults are the form of the paper. Arguments with two values have one for each phase of
     training. An optimizer group with the path "^decoder/" or "^probe/" gives these parameters
@@ -245,9 +246,7 @@ def _probe_params(key: Array, width: int, classes: int) -> dict[str, Array]:
 
 
 def _cross_entropy(params: Mapping[str, Array], features: Array, labels: Array) -> Array:
-    """Computes the loss of a softmax classifier on the features, which receive no gradient from
-    it.
-    """
+    """Computes the loss of a softmax classifier on the features, without gradient for them."""
     logits = ops.matmul(jax.lax.stop_gradient(features), params["kernel"])
     logits = logits + params["bias"][None, :]
     of_label = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)

@@ -142,7 +142,7 @@ class MessagePassing(nn.Module, kw_only=True):
     """One block: h = LN(h + attention(h)), then h = LN(h + mlp(h)).
 
     It is called like the modules of `dmljax.nets.attention`, and returns "nodes" `[n d]` and what
-    the attention returns beside its nodes.
+    the attention returns besides its nodes.
 
     * `attention_fn`: makes the module of the first step; called with `dtype` and `name`. None
       leaves out the whole step.
