@@ -138,8 +138,8 @@ def _tiles_fn(
     """Returns the keywords of the loss in a step, which depend on its key."""
     if sample is not None and not 0 < sample <= 1:
         raise ValueError(
-            f"method.sample must be a fraction of the classes, above 0 and at most 1, or None for all "
-            f"classes, got {sample}"
+            f"method.sample must be a fraction of the classes, above 0 and at most 1, "
+            f"or None for all classes, got {sample}"
         )
     if tile is not None and tile < 1:
         raise ValueError(f"method.tile={tile}: 1 or more classes at a time, or None for all")

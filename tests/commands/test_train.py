@@ -71,7 +71,10 @@ def test_a_wrong_config_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"net": {"name": "convnet", "weights": "no.safetensors"}}, "no file no.safetensors"),
+        (
+            {"net": {"name": "convnet", "weights": "no.safetensors"}},
+            "no.safetensors does not exist",
+        ),
         ({"net": {"name": "convnet", "weights": __file__}}, "is no file of weights that is known"),
         ({"start": "no_run"}, "no_run holds no run"),
         ({"runtime": {"devices": 9}}, "runtime.devices=9, and this process has 8 devices"),

@@ -206,7 +206,10 @@ def test_load_embeds_images(finished):
             "reload_best_at exclude each other",
         ),
         ({"reload_best_at": [2]}, "2 is before the first evaluation, at 3"),
-        ({"net": {"name": "convnet", "weights": "no.safetensors"}}, "no file no.safetensors"),
+        (
+            {"net": {"name": "convnet", "weights": "no.safetensors"}},
+            "no.safetensors does not exist",
+        ),
         (
             {"held_out": 1.5},
             "held_out.fraction must be a fraction of 0 or more and less than 1, not 1.5",
