@@ -35,6 +35,7 @@ from dmljax.train.step import TrainState
 
 _CHECKSUM = "sha256"  # the file in the folder of a checkpoint
 _CLOSING_SECONDS = 5
+_POLL_SECONDS = 0.2
 _SLOW_SECONDS = 1.0  # that a step waits for the save before it until a warning says so
 
 
@@ -323,6 +324,8 @@ class Checkpoints:
 class _Saving:
     """The end of a save, in a thread that does not keep the process alive."""
 
+    logged_error: BaseException | None = None  # what Orbax has logged in this process: `_shorten`
+
     def __init__(self, step: int, confirm_fn: Callable[[], None]):
         self.step = step
         self._confirm_fn = confirm_fn
@@ -339,9 +342,10 @@ class _Saving:
 
     def wait(self) -> None:
         """Returns when the save is confirmed; raises the error that prevented it."""
-        self.join()
-        if self._error is not None:
-            raise self._error
+        while self._thread.is_alive() and self.logged_error is None:
+            self.join(_POLL_SECONDS)
+        if (error := self._error or self.logged_error) is not None:
+            raise error
 
 
 def _reason(error: BaseException) -> str:
@@ -356,12 +360,13 @@ def _shorten(record: python_logging.LogRecord) -> bool:
     """Filters what Orbax logs: it logs errors with the stacks of all threads, and raises them too.
 
     With several processes, Orbax raises an error only after it has waited for the others, up to 20
-    minutes. So the error that ends a save is logged at once, in one line.
+    minutes. So the error that ends a save is logged at once, in one line, and ends the wait for it.
     """
     if record.levelno < python_logging.ERROR or "orbax" not in record.pathname:
         return True
     error = record.exc_info and record.exc_info[1]
     if error and jax.process_count() > 1:
+        _Saving.logged_error = error
         _warn_once("a checkpoint cannot be written: %s", _reason(error))
     return False
 
