@@ -102,7 +102,7 @@ def _of_arrays(arguments: argparse.Namespace) -> None:
     check_known("--distance: there is no", [distance], _DISTANCES)
     from dmljax import retrieval
     from dmljax.data import decode
-    from dmljax.report import arrays, baseline, facts, page, text
+    from dmljax.report import arrays, compare_page, facts, page, text
 
     vectors, split = arrays.read(arguments.embeddings, arguments.labels)
     models = {pathlib.Path(arguments.embeddings).stem: vectors}
@@ -119,13 +119,13 @@ def _of_arrays(arguments: argparse.Namespace) -> None:
         "read_fn": None if paths is None else lambda item: decode.read(paths[item]),
     }
     if arguments.baseline:
-        result = baseline.compare(models, split, similarity_fn=similarity_fn)
+        result = compare_page.compare(models, split, similarity_fn=similarity_fn)
         if worse := result.worse_note(name):
             print(f"{name}: {worse}")
         if arguments.text:
             text.show(text.comparison(result))
             return
-        content = baseline.facts_of(models, split, result, **options)
+        content = compare_page.facts_of_models(models, split, result, **options)
     else:
         content = facts.make(vectors, split, title=name, pictures=not arguments.text, **options)
     for fault in content.faults:

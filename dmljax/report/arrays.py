@@ -21,15 +21,13 @@ def read(embeddings: str | os.PathLike, labels: str | os.PathLike) -> tuple[np.n
     items.safetensors of `dmljax embed`, which may also have queries, gallery and groups. The
     records of the split are the indices of the items.
     """
-    for flag, path in (("--embeddings", embeddings), ("--labels", labels)):
-        _check_file(flag, path)
-    vectors = _vectors(embeddings)
+    _check_file("--labels", labels)
+    vectors = _vectors("--embeddings", embeddings)
     codes, names, marks = _labels(pathlib.Path(labels))
     if len(codes) != len(vectors):
         raise ValueError(
             f"{embeddings} has {len(vectors):,} rows, but {labels} has {len(codes):,} labels"
         )
-    _check_readable(vectors, embeddings)
     return vectors, Split(np.arange(len(vectors)), codes, names, **marks)
 
 
@@ -41,14 +39,12 @@ def read_baseline(
     `embeddings`, of the file `name`, are compared with the baseline. A row with a NaN in one file
     must have one in the other.
     """
-    _check_file("--baseline", baseline)
-    vectors = _vectors(baseline)
+    vectors = _vectors("--baseline", baseline)
     if len(vectors) != len(embeddings):
         raise ValueError(
             f"{baseline} has {len(vectors):,} rows, but {name} has {len(embeddings):,}: row i of "
             "both must be of image i"
         )
-    _check_readable(vectors, baseline)
     is_finite, is_baseline_finite = (np.isfinite(x).all(axis=1) for x in (embeddings, vectors))
     if len(rows := np.flatnonzero(is_finite != is_baseline_finite)):
         raise ValueError(
@@ -63,20 +59,19 @@ def _check_file(flag: str, path: str | os.PathLike) -> None:
         raise FileNotFoundError(f"{flag}={path}: the file does not exist")
 
 
-def _check_readable(vectors: np.ndarray, path: str | os.PathLike) -> None:
-    if not np.isfinite(vectors).all(axis=1).any():
-        raise ValueError(f"every row of {path} holds a NaN or an infinity")
-
-
-def _vectors(path: str | os.PathLike) -> np.ndarray:
+def _vectors(flag: str, path: str | os.PathLike) -> np.ndarray:
     """Reads the embeddings of a file in float32; warns about rows of NaN and rows of zeros."""
+    _check_file(flag, path)
     vectors = _array(path)
     if vectors.ndim != 2 or 0 in vectors.shape:
         raise ValueError(f"{path} must be an array [items, dimensions], got shape {vectors.shape}")
     if vectors.dtype.kind != "f":
         raise ValueError(f"{path} must hold floating-point numbers, got {vectors.dtype}")
+    is_finite = np.isfinite(vectors).all(axis=1)
+    if not is_finite.any():
+        raise ValueError(f"every row of {path} holds a NaN or an infinity")
     for rows, kind, effect in (
-        (~np.isfinite(vectors).all(axis=1), "with a NaN or an infinity", "not in any score"),
+        (~is_finite, "with a NaN or an infinity", "not in any score"),
         (~vectors.any(axis=1), "of zeros", "write NaN into the rows of images that failed"),
     ):
         if count := int(rows.sum()):
@@ -113,9 +108,7 @@ def _array(path: str | os.PathLike) -> np.ndarray:
     try:
         array = np.load(path, allow_pickle=False, mmap_mode="r")
     except (ValueError, EOFError) as error:
-        raise ValueError(
-            f"{path} is damaged, or holds Python objects: write plain arrays"
-        ) from error
+        raise ValueError(f"{path} is damaged, or holds Python objects") from error
     return array
 
 

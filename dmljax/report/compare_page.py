@@ -1,6 +1,7 @@
 """The page that compares runs: the page of one of them, with a section of all differences.
 
-It reads `scores.safetensors` and `report.html` of each run, and needs neither images nor nets.
+It reads `scores.safetensors` and `report.html` of each run, and needs neither images nor nets. It
+also compares embeddings `[n d]` of several models for the same images.
 """
 
 import contextlib
@@ -8,14 +9,17 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from dmljax.report import comparison, page
+from dmljax import retrieval
+from dmljax.data.splits import Split
+from dmljax.report import comparison, diagnosis, facts, page, scores_file
 from dmljax.report import run as run_files
 from dmljax.report.facts import Facts, from_tree
+from dmljax.report.scores_file import QueryScores
 
 FILE = "comparison.html"
 _MOST_LISTED = 120
@@ -99,21 +103,89 @@ def of_pages(
     headline = f"R@1 {100 * difference.difference:+.1f}, {difference.verdict}".replace("-", "−")
     if len(names) > 2:
         headline = "R@1 " + ", ".join(f"{100 * r.mean:.1f}" for r in result.scores["R@1"].values())
-    facts = pages[shown]
+    content = pages[shown]
     return dataclasses.replace(
-        facts,
+        content,
         title=" and ".join(names) if len(names) == 2 else ", ".join(names),
         headline=headline,
-        rule=f"All other sections show {shown}" + (f": {facts.rule}" if facts.rule else "."),
+        rule=f"All other sections show {shown}" + (f": {content.rule}" if content.rule else "."),
         comparison=section,
     )
+
+
+def scores_of(
+    models: Mapping[str, np.ndarray],
+    images: Split,
+    *,
+    similarity_fn: retrieval.SimilarityFn = retrieval.euclidean,
+) -> dict[str, QueryScores]:
+    """Computes the scores of all queries for each model."""
+    for embeddings in models.values():
+        if reason := images.missing_positives(embeddings):
+            raise ValueError(f"there is nothing to score: {reason}")
+    return {
+        name: scores_file.score(x, images, similarity_fn=similarity_fn)
+        for name, x in models.items()
+    }
+
+
+def compare(
+    models: Mapping[str, np.ndarray],
+    images: Split,
+    *,
+    similarity_fn: retrieval.SimilarityFn = retrieval.euclidean,
+) -> comparison.RunComparison:
+    """Compares the embeddings of each model with those of the first one, the baseline."""
+    ranked = {name: diagnosis.ranked_by(x, similarity_fn) for name, x in models.items()}
+    note = " ".join(f"{name} is ranked by {text}." for name, text in ranked.items())
+    if len(set(ranked.values())) == 1:
+        note = f"Ranked by {next(iter(ranked.values()))}."
+    result = comparison.compare_runs(scores_of(models, images, similarity_fn=similarity_fn))
+    return result._replace(rank_note=note)
+
+
+def facts_of_models(
+    models: Mapping[str, np.ndarray],
+    images: Split,
+    result: comparison.RunComparison,
+    *,
+    similarity_fn: retrieval.SimilarityFn = retrieval.euclidean,
+    files: Sequence[str] | None = None,
+    read_fn: Callable[[int], np.ndarray] | None = None,
+) -> Facts:
+    """Computes the facts of the last model, with its comparison to the baseline.
+
+    `result` is from `compare` with the same `similarity_fn`. If the model is worse, the headline
+    says by how much.
+    """
+    *_, shown = models
+    pages = {
+        name: facts.make(
+            embeddings,
+            images,
+            title=name,
+            files=files,
+            read_fn=read_fn if name == shown else None,
+            query_scores=result.runs[name],
+            similarity_fn=similarity_fn,
+        )
+        for name, embeddings in models.items()
+    }
+    content = of_pages(
+        pages,
+        result,
+        shown=shown,
+        fields=[["dimensions", *(f"{x.shape[1]:,}" for x in models.values())]],
+        fields_title="About the embeddings",
+    )
+    return dataclasses.replace(content, headline=result.worse_note(shown) or content.headline)
 
 
 def _maps(pages: Mapping[str, Facts]) -> list[dict[str, Any]]:
     """Returns positions and hits of the test images of every run; empty for fewer than two maps."""
     maps = []
-    for name, facts in pages.items():
-        items = facts.items
+    for name, content in pages.items():
+        items = content.items
         if items is not None and items.x is not None and items.y is not None:
             rows = items.readable > 0
             arrays = {"x": items.x[rows], "y": items.y[rows], "hits": items.hits[rows]}
@@ -138,10 +210,10 @@ def _changes(
     assert first_page.items is not None
     n = len(first_page.items.labels)
 
-    def nearest(facts: Facts | None, item: int) -> int:
-        if facts is None or facts.items is None or len(facts.items.labels) != n:
+    def nearest(content: Facts | None, item: int) -> int:
+        if content is None or content.items is None or len(content.items.labels) != n:
             return n
-        return int(facts.items.neighbors[item, 0])
+        return int(content.items.neighbors[item, 0])
 
     def listed(items: np.ndarray, sizes: np.ndarray) -> list[dict[str, Any]]:
         return [

@@ -23,7 +23,6 @@ from dmljax.data.splits import Split
 from dmljax.files import image_formats, parts
 from dmljax.files.writing import make_folder, write_text
 from dmljax.report import (
-    baseline,
     compare_page,
     comparison,
     diagnosis,
@@ -193,7 +192,7 @@ def score(rows: Sequence[Row], images: Split, out: str | os.PathLike) -> RunComp
     The row with the highest MAP@R comes first; the others are compared with it.
     """
     out = pathlib.Path(out)
-    scores = baseline.scores_of({row.name: row.embeddings for row in rows}, images)
+    scores = compare_page.scores_of({row.name: row.embeddings for row in rows}, images)
     ordered = sorted(rows, key=lambda row: -np.nanmean(scores[row.name].map_at_r))
     reader, pages = Reader(images, least_side=_SHOWN_SIDE), {}
     for row in ordered:

@@ -13,7 +13,7 @@ from processes import command
 
 from dmljax import main, metrics, report
 from dmljax.data.splits import Split
-from dmljax.report import baseline, compare_page, comparison, facts, page, scores_file
+from dmljax.report import compare_page, comparison, facts, page, scores_file
 
 
 @pytest.fixture(scope="module")
@@ -209,4 +209,4 @@ def test_models_of_images_without_positives_say_why(groups, unread, reason):
     vectors = np.eye(4, dtype=np.float32)
     vectors[unread] = np.nan
     with pytest.raises(ValueError, match=f"^there is nothing to score: {reason}"):
-        baseline.compare({"old": vectors, "new": vectors}, images)
+        compare_page.compare({"old": vectors, "new": vectors}, images)
