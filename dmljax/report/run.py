@@ -40,11 +40,6 @@ class Files:
     speed: Sequence[Mapping[str, Any]]
     result: Result | None
 
-    @property
-    def evaluations(self) -> int:
-        """The count of evaluations so far."""
-        return len({line["step"] for line in self.lines if any("test/" in name for name in line)})
-
     def scores_at(self, step: int) -> dict[str, dict[str, float]]:
         """Returns the scores of one evaluation, {split: {score: value}}, test first.
 

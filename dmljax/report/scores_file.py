@@ -88,16 +88,12 @@ def score(
         **search.options,
     )
     is_scored = ~np.isnan(values["MRR"])
-    first = np.zeros(len(is_scored), np.uint32)
-    first[is_scored] = np.rint(1 / values["MRR"][is_scored]).astype(np.uint32)
-    return QueryScores(
-        queries=search.queries.astype(np.uint32),
-        labels=search.labels.astype(np.int32),
-        first=first,
+    first = np.rint(1 / np.where(is_scored, values["MRR"], 1)).astype(np.uint32)
+    return unscored(embeddings, split)._replace(
+        first=np.where(is_scored, first, 0).astype(np.uint32),
         recall_at_1=np.where(is_scored, first == 1, np.nan).astype(np.float32),
         r_precision=values["RP"].astype(np.float32),
         map_at_r=values["MAP@R"].astype(np.float32),
-        classes=tuple(split.names),
         items=digest(Splits(Split((), np.zeros(0, np.int32), ()), split)),
         data=data,
         split=name,

@@ -67,13 +67,8 @@ def test_every_kind_of_array_has_a_view():
     parts["learner_0"][0] = np.nan  # an image that could not be read
     shared = {"labels": labels, "read_fn": read, "rows": np.arange(1, 12)}
     views = inside.views(parts=parts, inspect_fns=inspect_fns, **shared)
-    assert [v["kind"] for v in views] == [
-        "matrix",
-        *["maps"] * 3,
-        "histograms",
-        "points",
-        "points",
-    ]
+    kinds = ["matrix", *["maps"] * 3, "histograms", "points", "points"]
+    assert [v["kind"] for v in views] == kinds
     assert 0 not in rows_read and all(0 not in v.get("items", ()) for v in views)
     assert all(np.isfinite(list(v["means"].values())).all() for v in views if "means" in v)
     # A single part has no other part to be compared with.
