@@ -1,8 +1,8 @@
-"""The page of a report: seconds to make it, its size, and when it is ready in a browser.
+"""Measures the page of a report: seconds to make it, its size, and its loading time in a browser.
 
-`python benchmarks/page.py` prints one row for each number of test images. What the numbers on a
-page cost is measured by `benchmarks/report.py`. Vectors and pictures are made up; pictures are
-smooth JPEGs. The last column needs Playwright and Chromium, and is empty without them.
+`python benchmarks/page.py` prints one row for each number of test images. `benchmarks/report.py`
+measures the numbers of a page. Vectors and pictures (smooth JPEGs) are synthetic. The last column
+needs Playwright and Chromium, and is empty without them.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def write(x, labels, read_fn, path: pathlib.Path) -> None:
 
 
 def pictures(side: int):
-    """`read_fn(item)`: decodes one of 64 smooth JPEGs, and moves it sideways by the item."""
+    """Returns `read_fn(item)`, which decodes one of 64 smooth JPEGs and shifts it by the item."""
     y, x = np.mgrid[:side, :side] / side
     rng, files = np.random.default_rng(0), []
     for _ in range(64):
@@ -68,7 +68,7 @@ def pictures(side: int):
 
 
 def opened(path: pathlib.Path) -> float:
-    """Seconds from the navigation until the page is ready, the median of five."""
+    """Measures the seconds from the navigation until the page is ready, the median of five."""
     with browser.chromium() as chromium:
         times = []
         for _ in range(5):

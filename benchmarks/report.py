@@ -1,7 +1,7 @@
-"""What the numbers of a report cost, at the size of Stanford Online Products.
+"""Measures the numbers of a report at the size of Stanford Online Products.
 
-`python benchmarks/report.py` prints one line per step: seconds of the clock, and of processor time
-over all cores. `--share 0.25` takes a quarter of the items. The data are made up.
+`python benchmarks/report.py` prints one line per step: wall-clock seconds, and processor time
+over all cores. `--share 0.25` takes a quarter of the items. The data are synthetic.
 """
 
 import argparse

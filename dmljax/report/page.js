@@ -32,7 +32,7 @@
   const sheetTexts = [...document.querySelectorAll("script.sheet")];
 
   // ---------------------------------------------------------------- small helpers
-  // Names of classes are foreign text: every text goes through textContent, never through markup.
+  // Class names are untrusted: every text goes through textContent, never through markup.
   const put = (node, children) => {
     for (const child of children.flat(Infinity)) {
       if (child !== null && child !== undefined && child !== false) node.append(child);
@@ -97,7 +97,7 @@
     return (...args) => { clearTimeout(timer); timer = setTimeout(() => fn(...args), delay); };
   };
 
-  // Drawings are made for their real width, and again when the width changes.
+  // Drawings are made for their current width, and again when it changes.
   const drawings = new Map();
   const sizes = new ResizeObserver((entries) => {
     for (const entry of entries) {

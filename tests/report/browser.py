@@ -8,7 +8,7 @@ import tarfile
 
 import pytest
 
-# CI sets it: there, a missing browser is an error and not a reason to skip.
+# CI sets it: there, a missing browser is an error, not a reason to skip.
 REQUIRED = os.environ.get("DMLJAX_REQUIRE_BROWSER") == "1"
 AXE_VERSION = "4.14.1"
 
@@ -19,7 +19,7 @@ def _executable() -> str | None:
 
 
 def missing() -> str | None:
-    """Why there is no browser here, or None."""
+    """Returns the reason why no browser can be used, or None."""
     try:
         import playwright.sync_api  # noqa: F401
     except ImportError:
@@ -40,7 +40,7 @@ def require() -> None:
 
 @contextlib.contextmanager
 def chromium():
-    """A headless browser."""
+    """Starts a headless browser."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -54,7 +54,7 @@ def chromium():
 
 
 def axe_source() -> str | None:
-    """The program of axe-core, from the file or the npm package that DMLJAX_AXE names."""
+    """Reads the program of axe-core from the file or the npm package that DMLJAX_AXE names."""
     path = os.environ.get("DMLJAX_AXE")
     if not path or not pathlib.Path(path).is_file():
         return None

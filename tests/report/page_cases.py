@@ -1,5 +1,4 @@
-"""Facts made from arrays for the tests of the page: small, quick, with pictures that can be told
-apart."""
+"""Small facts for the tests of the page, with a different picture for every item."""
 
 import numpy as np
 
@@ -10,19 +9,19 @@ HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 
 def colored(item: int) -> np.ndarray:
-    """An image of one color, from which `number_of` reads the item again."""
+    """Makes an image of one color that encodes the item; `number_of` decodes it."""
     color = [40 + 25 * (item % 8), 40 + 25 * (item // 8 % 8), 40 + 25 * (item // 64 % 8)]
     return np.full((24, 24, 3), color, np.uint8)
 
 
 def number_of(color) -> int:
-    """The item whose picture has this color, by the nearest of all colors."""
+    """Returns the item whose picture has the nearest color."""
     digits = [round((float(value) - 40) / 25) for value in color[:3]]
     return digits[0] + 8 * digits[1] + 64 * digits[2]
 
 
 def clustered(items=96, classes=12, dimension=8, spread=0.7, seed=0):
-    """`(embeddings, labels)`: unit vectors around one mean for each class."""
+    """Returns embeddings, unit vectors around one mean for each class, and labels."""
     rng = np.random.default_rng(seed)
     labels = np.arange(items) % classes
     x = rng.normal(size=(classes, dimension))[labels] + spread * rng.normal(size=(items, dimension))
@@ -30,7 +29,7 @@ def clustered(items=96, classes=12, dimension=8, spread=0.7, seed=0):
 
 
 def names_of(classes=12):
-    """Class names, three of which try to break the page."""
+    """Returns class names, including some that try to break the page."""
     names = [f"class {c}" for c in range(classes)]
     hostile = [HOSTILE, "x" * 300, "שלום עולם", "漢字のクラス", "a & b <b>bold</b>", "‮reversed"]
     for c, name in zip(range(1, classes), hostile, strict=False):
@@ -41,7 +40,7 @@ def names_of(classes=12):
 def made(
     *, items=96, classes=12, dimension=8, title="arrays", names=None, marks=None, **options
 ) -> facts.Facts:
-    """Facts of `clustered` with pictures; `options` are those of `facts.make`.
+    """Makes facts of `clustered` with pictures; `options` are those of `facts.make`.
 
     `marks` are queries, gallery and groups.
     """

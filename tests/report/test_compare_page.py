@@ -18,7 +18,7 @@ from dmljax.report import compare_page, comparison, facts, page, scores_file
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Folders of two finished runs, the second of which confuses more."""
+    """Makes folders of two finished runs; the second one confuses more."""
     root = tmp_path_factory.mktemp("runs")
     folders = {}
     for name, spread in (("first", 0.5), ("second", 1.3)):
@@ -58,7 +58,7 @@ def test_the_comparison_lists_what_a_loop_over_queries_finds(runs):
 
 @pytest.mark.parametrize("n", [84, 108])
 def test_a_page_of_other_images_shows_none(runs, n):
-    """Such as an older page beside the scores of a later run. Unreadable images are on no map."""
+    """A page may be older than the scores of its run. Unreadable images are on no map."""
     embeddings, labels = clustered(n, 12)
     embeddings[5] = np.nan
     pages = {"first": facts.from_tree(page.read(runs["first"]))}
@@ -89,7 +89,7 @@ def test_the_maps_of_both_runs_are_side_by_side(runs, tmp_path):
 
 
 def test_page_and_text_show_one_comparison(runs, capsys):
-    """The p-value is that of a loop over the same draws, and never 0."""
+    """A loop over the same draws gives the same p-value, which is never 0."""
     first, second = (scores_file.read(folder) for folder in runs.values())
     differences = second.values["R@1"] - first.values["R@1"]
     means = metrics.significance.bootstrap_means(differences, groups=first.labels, samples=10_000)

@@ -7,7 +7,7 @@ from dmljax.report import inside
 
 
 def _rng():
-    """A new generator for every use, so that no test depends on the order of the tests."""
+    """Returns a new generator, so that no test depends on the order of the tests."""
     return np.random.default_rng(0)
 
 
@@ -71,7 +71,7 @@ def test_every_kind_of_array_has_a_view():
     assert [v["kind"] for v in views] == kinds
     assert 0 not in rows_read and all(0 not in v.get("items", ()) for v in views)
     assert all(np.isfinite(list(v["means"].values())).all() for v in views if "means" in v)
-    # A single part has no other part to be compared with.
+    # A single part cannot be compared with another.
     assert inside.views(parts={"neck": parts["learner_0"]}, inspect_fns={}, **shared) == []
 
 
@@ -137,7 +137,7 @@ def test_the_channels_in_which_learners_differ_are_shown_alone():
     alone = shown[1]["values"]
     assert (alone[:, 0] == 127).all() and (alone[:, 1:] < 0).all()
     one = inside.masks_view("masks", masks[:, :1], np.arange(2))
-    assert not one["values"].any()  # one learner has no other to differ from
+    assert not one["values"].any()  # a single learner has no difference to the mean
 
 
 def test_attention_is_sorted_by_label_and_keeps_its_items():

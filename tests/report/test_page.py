@@ -167,7 +167,7 @@ def test_names_of_hostile_classes_survive_the_round_trip(tmp_path):
 
 
 def _leaking_case():
-    """Planted faults: equal pictures with two labels, a training image, hubs, wrong labels."""
+    """Makes facts with planted faults: equal pictures with two labels, a training image, hubs, wrong labels."""
     embeddings, labels = clustered(items=240, classes=12, dimension=16, spread=0.15)
     rng = np.random.default_rng(5)
     images = rng.integers(0, 256, (240, 24, 24, 3)).astype(np.uint8)
@@ -216,7 +216,7 @@ def test_the_page_says_how_one_threshold_suits_the_classes():
     [(96, 8, r"\d+\.\d\d"), (24, 64, "not defined: fewer images than dimensions")],
 )
 def test_the_spectral_decay_of_few_images_is_not_defined(items, dimension, shown):
-    """It is infinite where the embeddings cannot span all dimensions."""
+    """Embeddings that cannot span all dimensions have an infinite decay."""
     content = made(items=items, dimension=dimension)
     numbers = {name: value for name, value, _ in content.embedding["numbers"]}
     assert re.fullmatch(shown, numbers["Spectral decay"])
@@ -246,7 +246,7 @@ def test_the_page_has_the_planted_findings():
 
 
 def test_numbers_in_sentences_come_from_the_facts():
-    """The counts of neighbors and the level are data: no text repeats them."""
+    """Forbids texts that repeat the counts of neighbors or the level, which are data."""
     words = r"(?i)\b(ten|eight|10|8)\b( \w+)? nearest|nearest (ten|eight|10|8)\b|\b95 ?%"
     for path in pathlib.Path(facts.__file__).parent.iterdir():
         if path.suffix in (".py", ".js", ".html"):

@@ -1,5 +1,4 @@
-"""The page in a real browser: it is complete, quiet, usable by keyboard, and never wider than its
-window."""
+"""The page in a browser: complete, quiet, usable by keyboard, and never wider than its window."""
 
 import dataclasses
 import json
@@ -31,7 +30,7 @@ def chromium():
 
 
 class Visit:
-    """One open page, with everything that the browser said about it."""
+    """One open page, with the messages and requests of the browser."""
 
     def __init__(self, chromium, path, *, width=1440, height=900, scheme="light", **options):
         self.context = chromium.new_context(
@@ -168,7 +167,7 @@ def test_the_page_is_ready_quiet_and_as_wide_as_its_window(
     visit, complete, width, height, scheme, request
 ):
     opened = visit(complete, width=width, height=height, scheme=scheme)
-    # Everything that is drawn late: scroll through the page, and open what is folded.
+    # Scroll through the page and open all details, so that everything is drawn.
     opened.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
     opened.evaluate(SCROLL_THROUGH)
     opened.check()
@@ -262,7 +261,7 @@ READ_PIXELS = """async (nodes) => {
 
 @pytest.mark.parametrize("width", [1024, 390])
 def test_names_and_meanings_of_numbers_have_room_beside_a_long_value(visit, tmp_path, width):
-    """The value has six words where there are fewer images than dimensions, as in small runs."""
+    """Checks the long value of a run with fewer images than dimensions."""
     content = made(items=24, dimension=64)
     opened = visit(page.write(content, tmp_path / "report.html"), width=width)
     rows = opened.page.locator("table.numbers tr").evaluate_all(
@@ -412,7 +411,7 @@ def test_the_map_by_keyboard_and_by_wheel(visit, complete):
 
 
 def test_the_map_draws_pictures_of_the_right_items(visit, complete, complete_facts):
-    """The color of the canvas where an item lies is the color of its picture."""
+    """Compares the color of the canvas at each item with the color of its picture."""
     opened = visit(complete)
     opened.page.locator("#map-canvas").scroll_into_view_if_needed()
     opened.page.wait_for_timeout(500)
@@ -517,7 +516,7 @@ def _broken_section():
     return made(inside_fn=fails)
 
 
-# What degrades, and what then must not (False) or must (True) be on the page.
+# Facts with missing parts, and texts that must (True) or must not (False) be on the page.
 DEGRADED = {
     "two classes": (_with(items=40, classes=2), {"taken for": False, "No range": True}),
     "one class": (_with(items=20, classes=1), {"Confused classes": False}),
