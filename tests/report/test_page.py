@@ -84,9 +84,9 @@ def test_items_agree_with_a_loop():
             assert actual.hits[i] == 2 and actual.first[i] == 0 and actual.best_own[i] == 60
             continue
         assert actual.hits[i] == (ranks[0] == 1) and actual.first[i] == ranks[0]
-        assert actual.neighbors[i].tolist() == order[:10]
+        assert actual.neighbors[i].tolist() == order[: facts.NEIGHBORS]
         assert actual.best_own[i] == order[ranks[0] - 1]
-        cosines = [x[i] @ x[j] for j in order[:10]]
+        cosines = [x[i] @ x[j] for j in order[: facts.NEIGHBORS]]
         np.testing.assert_allclose(actual.similarities[i] / 127.5 - 1, cosines, atol=0.005)
     queries = [i for i in range(60) if i != 5]
     for j in queries:
@@ -106,9 +106,9 @@ def test_queries_and_gallery_keep_their_roles_and_item_numbers():
     x = embeddings.astype(np.float64)
     for i in np.flatnonzero(query):
         order = sorted(np.flatnonzero(gallery), key=lambda j: (-(x[i] @ x[j]), j))
-        assert items.neighbors[i].tolist() == order[:10]
+        assert items.neighbors[i].tolist() == order[: facts.NEIGHBORS]
     assert (items.hits[gallery] == 2).all() and (items.neighbors[gallery] == 40).all()
-    assert items.found[query].sum() == 0 and items.found.sum() == 10 * query.sum()
+    assert items.found[query].sum() == 0 and items.found.sum() == facts.NEIGHBORS * query.sum()
 
 
 def test_scores_have_the_intervals_of_metrics():
@@ -167,7 +167,7 @@ def test_names_of_hostile_classes_survive_the_round_trip(tmp_path):
 
 
 def _leaking_case():
-    """Makes facts with planted faults: equal pictures with two labels, a training image, hubs, wrong labels."""
+    """Makes facts with equal pictures of two labels, a training image, hubs and wrong labels."""
     embeddings, labels = clustered(items=240, classes=12, dimension=16, spread=0.15)
     rng = np.random.default_rng(5)
     images = rng.integers(0, 256, (240, 24, 24, 3)).astype(np.uint8)
