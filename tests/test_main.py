@@ -1,5 +1,6 @@
 """The command line as a person types it: verbs, help, errors of one line."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from system import photos, tiny, write_config
 
 import dmljax
 from dmljax import main
+from dmljax.commands import parser
 
 
 def test_without_arguments_the_command_lists_verbs_and_recipes():
@@ -44,6 +46,40 @@ def test_every_verb_explains_itself_without_starting_jax():
     texts = python(code).stdout.split("next verb\n")[1:]
     for verb, printed in zip(main.VERBS, texts, strict=True):
         assert f"usage: dmljax {verb}" in printed and f"    dmljax {verb}" in printed
+
+
+@dataclasses.dataclass(frozen=True)
+class _Flags:
+    count: int = parser.flag(3, "number of items")
+    only_new: bool = parser.flag(False, "leave out old items")
+    name: str | None = parser.flag(None, "name of an item", metavar="NAME")
+    where: tuple[str, ...] = parser.flag((), "condition; may be repeated")
+    hidden: int = 5
+
+
+def test_a_field_with_a_help_is_a_flag():
+    flags = parser.Parser("sort", "Sorts items.")
+    parser.add_fields(flags, _Flags, prefix="max-")
+    text = flags.format_help()
+    assert "number of items (default 3)" in text and "--max-name NAME" in text
+    assert "hidden" not in text
+    arguments = flags.parse_args(["--max-count=4", "--max-only-new", "--max-where=a"])
+    values = parser.values_of(arguments, _Flags, prefix="max-")
+    assert values == {"count": 4, "only_new": True, "name": None, "where": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ([], []),
+        (["--count=3"], []),
+        (["--count=0", "--where=a", "--where=b", "--only-new"], ["count", "only-new", "where"]),
+    ],
+)
+def test_flags_that_differ_from_their_defaults(words, names):
+    flags = parser.Parser("sort", "Sorts items.")
+    parser.add_fields(flags, _Flags)
+    assert parser.changed(flags.parse_args(words), _Flags) == [f"--{name}" for name in names]
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def values_of(arguments: argparse.Namespace, kind: Any, *, prefix: str = "") -> 
 def changed(arguments: argparse.Namespace, *kinds: Any) -> list[str]:
     """Returns the flags of dataclasses whose values differ from their defaults."""
     names = []
-    for field in [field for kind in kinds for field in dataclasses.fields(kind)]:
+    for field in [x for kind in kinds for x in dataclasses.fields(kind) if "help" in x.metadata]:
         value = getattr(arguments, field.name)
         if (tuple(value) if isinstance(value, list) else value) != field.default:
             names.append(f"--{field.name.replace('_', '-')}")
