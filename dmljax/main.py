@@ -142,9 +142,6 @@ def console() -> int:
         return 0
     if words[:1] == ["help"] and len(words) <= 2:  # `help VERB` is `VERB --help`
         words = [*words[1:], "--help"]
-    if not words or words in (["--help"], ["-h"]):
-        print(_overview(), file=sys.stdout if words else sys.stderr)
-        return 0 if words else 2
     settle_environment()
     # Imports and tracing make many objects that stay: with Python's threshold of 700, looking at
     # them again and again takes a tenth of the time until the first step.
@@ -155,6 +152,9 @@ def console() -> int:
     for stream in (sys.stdout, sys.stderr):  # names of files need not be valid text
         stream.reconfigure(errors="backslashreplace")
     try:
+        if not words or words in (["--help"], ["-h"]):
+            print(_overview(), file=sys.stdout if words else sys.stderr, flush=True)
+            return 0 if words else 2
         tune_cpu(keep_memory=_verb(words)[0] != "serve")
         status = main(words)
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Write a bundle: one folder with program, parameters, preprocessing and model card.
+"""Write a bundle: program, parameters, preprocessing and model card in one folder.
 
     dmljax export runs/photos --out=photos.bundle
     dmljax export runs/photos --out=photos.bundle --onnx --batch-sizes=1,8,32

@@ -1,4 +1,4 @@
-"""List the names that a config can use: recipes, config files, data sets, losses, nets, ...
+"""List the names that a config can use: recipes, data sets, losses, nets and so on.
 
     dmljax list
     dmljax list losses

@@ -1,4 +1,4 @@
-"""Resize the images of a data set once, and store them in files that are fast to read.
+"""Resize the images of a data set once, and store them for fast reading.
 
     dmljax prepare --dataset=cars196 --root=stanford_cars --out=cars256
     dmljax train --config=configs/cars_abe.py \\

@@ -1,4 +1,4 @@
-"""Serve a bundle over HTTP: embeddings, searches of an index, and a page to drop an image on.
+"""Serve a bundle and an index over HTTP, with a page to search by image.
 
     dmljax serve photos.bundle --index=photos.index
     dmljax serve photos.bundle                                   only embeds
