@@ -107,7 +107,7 @@ def gat(
       every head all of them. In a config its name.
     * `sublayers=2` adds an ELU and a second layer of one head, whose attention is returned as
       "attention_2" [1 n n]. The paper's equation has one layer. The published code of the study of
-      graph attention for metric learning has two, with which its results were produced.
+      graph attention for metric learning has two, and produced its results with them.
     * `slope`: of the LeakyReLU for negative values.
     """
     options = (share_vector, share_projection, sublayers, combine_fn, slope)

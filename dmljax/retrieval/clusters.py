@@ -88,7 +88,7 @@ def kmeans(
 
 
 class _Points:
-    """The points, of which this process compares a part with all centers."""
+    """The points; this process compares a part of them with all centers."""
 
     def __init__(
         self,

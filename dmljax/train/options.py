@@ -124,7 +124,7 @@ class Cached:
     name: str
     views: int = _option(
         0,
-        "augmented features of each training image, one of which is drawn in a step; 0: one "
+        "augmented features of each training image; a step draws one of them; 0: one "
         "feature without augmentation",
         least=0,
     )

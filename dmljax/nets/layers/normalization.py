@@ -126,7 +126,7 @@ def _normalized(x, scale, epsilon):
     `x`.
 
     Gradients flow through the first result only. The gradient is written by hand because it needs
-    two sums over the feature map, half as many as automatic differentiation of these lines.
+    two sums over the feature map, half the number that automatic differentiation needs.
     """
     return _normalized_forward(x, scale, epsilon)[0]
 
