@@ -10,7 +10,7 @@ from jaxtyping import Float, Int, Integer
 from dmljax import retrieval
 from dmljax.metrics.neighbors import Neighborhoods, counted_nearest
 from dmljax.metrics.pair_similarity import SimilarityHistograms, similarity_at_share
-from dmljax.metrics.sides import sides, turns
+from dmljax.metrics.sides import sides
 from dmljax.retrieval import Embeddings, Labels
 
 _CHANCE, _ORDINARY = 0.05, 0.25  # the fractions of the rule of `suspected_labels`
@@ -22,23 +22,15 @@ GrayFn = Callable[[np.ndarray], np.ndarray]
 
 
 def worst_queries(
-    first: Integer[np.ndarray, "q"],
-    map_at_r: Float[np.ndarray, "q"],
-    labels: Labels,
-    *,
-    per_class: int | None = 3,
+    first: Integer[np.ndarray, "q"], map_at_r: Float[np.ndarray, "q"]
 ) -> Int[np.ndarray, "m"]:
     """Sorts queries, worst first: by the rank of the first positive, then by MAP@R.
 
-    `first` is the rank of the first positive, from 1; 0 is a query without a positive, which is
-    left out. At most `per_class` queries of a label come, or all with None.
+    `first` is the rank of the first positive, from 1; queries without a positive have 0 and are
+    left out.
     """
-    first, codes = np.asarray(first), np.unique(np.asarray(labels), return_inverse=True)[1]
     order = np.lexsort((np.arange(len(first)), map_at_r, -first.astype(np.int64)))
-    order = order[first[order] > 0]
-    if per_class is None:
-        return order
-    return order[turns(codes[order]) < per_class]
+    return order[first[order] > 0]
 
 
 class Hubs(NamedTuple):

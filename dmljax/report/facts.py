@@ -167,10 +167,7 @@ def make(
     positions = attempt("map", _positions, data, seed) if pictures else None
     items = _items(data, per_query, near, hubness, positions)
     # Queries whose nearest item is wrong, worst first.
-    precisions = items.map_at_r.astype(np.float64)
-    order = diagnosis_items.worst_queries(
-        items.first, precisions, data.split.labels, per_class=None
-    )
+    order = diagnosis_items.worst_queries(items.first, items.map_at_r.astype(np.float64))
     order = order[items.hits[order] == 0]
     confused = None
     if len(data.split.names) >= _FEWEST_CLASSES_FOR_CONFUSIONS:
