@@ -178,11 +178,10 @@ def confusions(
                 "count": int(confused.counts[k]),
                 "of": int(confused.queries[k]),
                 "back": int(confused.reverse[k]),
-                "close": int(confused.threats[k]),
                 "examples": np.stack([data.search.queries[queries], nearest], axis=1).tolist(),
             }
         )
-    return {"pairs": pairs, "total": len(confused.labels)}
+    return {"pairs": pairs}
 
 
 def suspects(

@@ -103,9 +103,8 @@ class Confusions(NamedTuple):
     """One row per pair of confused classes, most frequent first.
 
     `counts` are the queries of class `labels` whose nearest item is of class `taken_for`, and
-    `reverse` counts the opposite direction. `threats` also counts queries that are right and whose
-    nearest item of another class is of `taken_for`. `queries` is the number of scored queries of
-    the class. `examples` are indices of queries, -1 behind the last; such a query is confused with
+    `reverse` counts the opposite direction. `queries` is the number of scored queries of the class.
+    `examples` are indices of queries, -1 behind the last; such a query is confused with
     its nearest item of another class.
     """
 
@@ -113,7 +112,6 @@ class Confusions(NamedTuple):
     taken_for: Integer[np.ndarray, "m"]
     counts: Int[np.ndarray, "m"]
     reverse: Int[np.ndarray, "m"]
-    threats: Int[np.ndarray, "m"]
     queries: Int[np.ndarray, "m"]
     examples: Int[np.ndarray, "m e"]
 
@@ -137,19 +135,16 @@ def confusions(
     classes, codes = np.unique(np.concatenate([labels, others]), return_inverse=True)
     codes, other_codes = codes[: len(labels)], codes[len(codes) - len(others) :]
     count = len(classes)
-    scored = np.flatnonzero(~np.isnan(recalls) & (other >= 0))
+    wrong_queries = np.flatnonzero((recalls == 0) & (other >= 0))
     # One code for each pair of classes: a table of all pairs would be 1 GB for 11,316 classes.
-    pairs = codes[scored] * count + other_codes[other[scored]]
-    is_wrong = recalls[scored] == 0
-    wrong, counts = np.unique(pairs[is_wrong], return_counts=True)
-    close, threats = np.unique(pairs, return_counts=True)
+    pairs = codes[wrong_queries] * count + other_codes[other[wrong_queries]]
+    wrong, counts = np.unique(pairs, return_counts=True)
     a, b = wrong // count, wrong % count
     reverse = _count_of(wrong, counts, b * count + a)
     order = np.lexsort((b, a, -reverse, -counts))
     order = order[counts[order] >= fewest]
-    wrong_queries = scored[is_wrong]
-    by_pair = np.argsort(pairs[is_wrong], kind="stable")
-    firsts = np.searchsorted(pairs[is_wrong][by_pair], wrong[order])
+    by_pair = np.argsort(pairs, kind="stable")
+    firsts = np.searchsorted(pairs[by_pair], wrong[order])
     rows = np.full((len(order), examples), -1)
     for row, first, size in zip(rows, firsts, counts[order], strict=True):
         shown = wrong_queries[by_pair[first : first + min(size, examples)]]
@@ -160,7 +155,6 @@ def confusions(
         taken_for=classes[b[order]],
         counts=counts[order],
         reverse=reverse[order],
-        threats=_count_of(close, threats, wrong[order]),
         queries=sizes[a[order]],
         examples=rows,
     )

@@ -83,13 +83,10 @@ def test_confusions(kind, fewest):
     recalls, _ = _scores(kind, d=2)
     gallery_labels = search.get("gallery_labels", labels)
     other = metrics.neighborhoods(embeddings, labels, **search).other
-    counts, threats, examples = {}, {}, {}
+    counts, examples = {}, {}
     for i, label in enumerate(labels.tolist()):
-        if np.isnan(recalls[i]) or other[i] < 0:
-            continue
-        key = label, int(gallery_labels[other[i]])
-        threats[key] = threats.get(key, 0) + 1
-        if recalls[i] == 0:
+        if recalls[i] == 0 and other[i] >= 0:
+            key = label, int(gallery_labels[other[i]])
             counts[key] = counts.get(key, 0) + 1
             examples.setdefault(key, []).append(i)
     listed = {k: v for k, v in counts.items() if v >= fewest}
@@ -107,7 +104,6 @@ def test_confusions(kind, fewest):
     for row, key in enumerate(keys):
         assert table.counts[row] == counts[key]
         assert table.reverse[row] == counts.get(key[::-1], 0)
-        assert table.threats[row] == threats[key]
         assert table.queries[row] == ((labels == key[0]) & ~np.isnan(recalls)).sum()
         assert [i for i in table.examples[row].tolist() if i >= 0] == examples[key][:2]
 
@@ -117,10 +113,10 @@ def test_no_confusion():
     assert not len(table.counts) and table.examples.shape == (0, 6)
 
 
-def test_a_query_without_an_item_of_another_class_is_no_threat():
+def test_a_query_without_an_item_of_another_class_is_not_confused():
     labels, recalls = np.array([0, 0, 0, 1, 1]), np.array([0.0, 1.0, 0.0, 0.0, 1.0])
     table = diagnosis_classes.confusions(labels, recalls, np.array([3, -1, 4, 0, -1]))
-    assert (table.counts.tolist(), table.threats.tolist()) == ([2], [2])
+    assert table.counts.tolist() == [2]
 
 
 def test_density():
