@@ -32,9 +32,8 @@ def frame(embeddings: np.ndarray, split: Split, path: pathlib.Path, *, title: st
     colors = colormaps["tab10" if len(chosen) <= 10 else "tab20"]
     for i, label in enumerate(chosen):
         of_class = positions[split.labels[rows] == label]
-        axes.scatter(
-            *of_class.T, s=9, lw=0, alpha=0.7, color=colors(i % 20), label=split.names[label]
-        )
+        style = {"s": 9, "lw": 0, "alpha": 0.7, "color": colors(i % 20)}
+        axes.scatter(of_class[:, 0], of_class[:, 1], label=split.names[label], **style)
     axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xticks=[], yticks=[], title=title)
     axes.legend(
         loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8, markerscale=2
