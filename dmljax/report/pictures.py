@@ -32,8 +32,9 @@ def frame(embeddings: np.ndarray, split: Split, path: pathlib.Path, *, title: st
     colors = colormaps["tab10" if len(chosen) <= 10 else "tab20"]
     for i, label in enumerate(chosen):
         of_class = positions[split.labels[rows] == label]
-        style = {"s": 9, "lw": 0, "alpha": 0.7, "color": colors(i % 20)}
-        axes.scatter(of_class[:, 0], of_class[:, 1], label=split.names[label], **style)
+        x, y = of_class.T
+        name, color = split.names[label], colors(i % 20)
+        axes.scatter(x, y, s=9, lw=0, alpha=0.7, color=color, label=name)
     axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xticks=[], yticks=[], title=title)
     axes.legend(
         loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8, markerscale=2
