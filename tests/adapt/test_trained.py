@@ -249,44 +249,6 @@ def test_only_the_start_of_a_run_says_what_it_leaves_out_of_its_weights(tmp_path
     assert said == ["classifiers left out"]
 
 
-def test_a_checkpoint_of_before_that_has_everything_is_read(finished, tmp_path):
-    _, folder = finished
-    run, state = run_folder.reopen(folder)
-    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
-        checkpoints.save(state, {})
-    base = base_of(run)._replace(params_fn=None)  # is not called
-    with Checkpoints(tmp_path / "checkpoints", base=base) as checkpoints:
-        same(checkpoints.load(6, run.shapes, run.placements)[0], state)
-
-
-def test_means_of_frozen_parameters_that_older_versions_saved_are_left_out(tmp_path):
-    optimizer = {"name": "adam", "rate": 1e-2, "average": 0.9, "accumulate": 2}
-    fields = {"trained": "last", "optimizer": optimizer}
-    run = build(tiny(tmp_path, net=with_weights(tmp_path, SMALL), **fields))
-    state = first_state(run)
-
-    def filled(tree):
-        is_of_params = isinstance(tree, dict) and set(tree) == set(state.params)
-        return adapt.joined(tree, state.params) if is_of_params else tree
-
-    is_leaf = lambda x: isinstance(x, dict)  # noqa: E731
-    kept = adapt.paths_of(state.opt_state)
-    old = jax.tree.map(filled, state.opt_state, is_leaf=is_leaf)
-    names = "mu", "nu"
-    old = jax.tree_util.tree_map_with_path(
-        lambda keys, x, y: x if any(n in str(keys) for n in names) else y,
-        state.opt_state,
-        old,
-        is_leaf=is_leaf,
-    )
-    extras = set(adapt.paths_of(old)) - set(kept)
-    assert any("average" in path for path in extras) and any("acc_grads" in p for p in extras)
-    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
-        checkpoints.save(state._replace(opt_state=old), {})
-    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
-        same(checkpoints.load(0, run.shapes, run.placements)[0], state)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lora", "prompts", "blocks"])
 def test_a_killed_run_ends_the_same(tmp_path, name):
