@@ -89,17 +89,12 @@ def merged(params: Any, adapters: Any, *, scale: float) -> Any:
 
     Where the adapter has a "magnitude" m [o], the columns of the sum V get these norms: m V / |V|
     (DoRA). No gradient goes through |V|, as the paper proposes.
-
-    Adapters of three axes, a [p i r] and b [p r o], belong to p parts of the columns of a kernel
-    [i, p o], such as the queries, keys and values of one fused projection.
     """
     flat = dict(traverse_util.flatten_dict(params, keep_empty_nodes=True))
     factors = traverse_util.flatten_dict(adapters)
     for path in [path for path in factors if path[-1] == "a"]:
         a, b = factors[path], factors[*path[:-1], "b"]
-        product = jnp.matmul(a, b, precision="highest")  # [i o] or [p i o]
-        if product.ndim == 3:
-            product = product.transpose(1, 0, 2)
+        product = jnp.matmul(a, b, precision="highest")  # [i o]
         kernel = flat[*path[:-1], "kernel"]
         total = kernel + (scale * product).reshape(kernel.shape)
         if (magnitude := factors.get((*path[:-1], "magnitude"))) is not None:

@@ -1,6 +1,6 @@
 """Download, check and convert published weights.
 
-    dmljax weights list                                name, size, width, license, data
+    dmljax weights list                                name, size, input, license, data
     dmljax weights explain dinov2_s14                  the same, input, address, hash
     dmljax weights --fetch=resnet50                    download one, check it, print its path
     dmljax weights resnet50-19c8e357.pth --net=resnet50 --to=resnet50.safetensors
@@ -37,13 +37,13 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     keywords = _keywords(extras)
     _check(arguments, extras)
     from dmljax import at_hand, weights
-    from dmljax.weights import explanation
+    from dmljax.weights import published
 
     if arguments.fetch:
         print(weights.fetch(arguments.fetch, folder=at_hand.cache_folder()))
         return 0
     if arguments.file == "explain" and arguments.name:
-        print(weights.explain(arguments.name))
+        print(published.explain(arguments.name))
         return 0
     if arguments.name:
         advice = "see dmljax weights --help"
@@ -55,8 +55,8 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         if any(unused) or arguments.file == "explain":
             raise ValueError("name a file to convert or to explain (see dmljax weights --help)")
         columns = shutil.get_terminal_size((_PIPED, 24)).columns
-        print(explanation.table(columns))
-        print("width: numbers per image, input: pixels; more: dmljax weights explain NAME")
+        print(published.table(columns))
+        print("input: side in pixels; more: dmljax weights explain NAME")
         return 0
     if not arguments.net or not arguments.to:
         raise ValueError("--net=NAME and --to=FILE.safetensors are needed (dmljax weights --help)")
@@ -102,14 +102,15 @@ def _convert(path: str, spec: dict[str, Any], to: str, adapter: str | None) -> d
     """Converts a file for the net of `spec`, by default with the classifier of the file."""
     from dmljax import weights
     from dmljax.config.resolve import chosen
+    from dmljax.weights import loading, names
 
     chosen("net", spec)  # refuses a wrong name before a large file is read
-    tensors = weights.torch_tensors(weights.read(path))
-    name_map = weights.name_map_of(tensors)
+    tensors = names.torch_tensors(weights.read(path))
+    name_map = loading.name_map_of(tensors)
     if name_map.resize and "resize" not in spec:
         spec = {**spec, "resize": name_map.resize}  # as the code behind the file does
     if "classes" not in spec and not name_map.marks:
-        classes = weights.classifier_size(tensors)
+        classes = names.classifier_size(tensors)
         if classes is not None:
             spec = {**spec, "classes": classes}
     return weights.convert(path, chosen("net", spec).function(), to, spec=spec, adapter=adapter)

@@ -30,15 +30,12 @@ def export(
     """
     run, state = reopen(workdir, step=step, overrides=overrides)
     spec = run.options.trained
-    if spec["name"] != trained.lora.__name__:
+    has_file = run.weights is not None and run.method.backbone == ("net",)
+    if spec["name"] != trained.lora.__name__ or not has_file:
         raise ValueError(
-            f"--adapter: {workdir} has no adapters, it was trained with trained={spec['name']!r}; "
+            f"--adapter: {workdir} must be a run with trained='lora' of a file of weights "
+            f"(net.weights), but trained={spec['name']!r} and net.weights={run.weights}: "
             "leave out --adapter for a bundle"
-        )
-    if run.weights is None or run.method.backbone != ("net",):
-        raise ValueError(
-            f"--adapter: an adapter belongs to a file of weights, and {workdir} has none "
-            "(net.weights): leave out --adapter for a bundle"
         )
     evaluator = Evaluator(run)
     evaluation = Evaluation({}, evaluator.embeddings(state, run.test))

@@ -16,7 +16,7 @@ from dmljax.files import result as results
 from dmljax.files.run_folder import RunFolder
 from dmljax.train import options as options_lib
 from dmljax.train.checkpoints import Checkpoints
-from dmljax.weights import from_tensors
+from dmljax.weights.loading import from_tensors
 
 
 class Start(NamedTuple):

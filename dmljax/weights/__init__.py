@@ -5,7 +5,7 @@
 * `load_adapter` and `write_adapter`: LoRA in files of the package peft.
 * `expected_normalization(path)` is the `normalize` of a config that a file expects, and
   `expected_preprocessing(path)` has size, crop and filter, too.
-* `fetch(name, folder=...)` downloads one of `PUBLISHED`, and `explain(name)` describes it.
+* `fetch(name, folder=...)` downloads one of `PUBLISHED`.
 
 Nothing in a file is executed (`readers`). docs/weights.md has the list of files.
 """
@@ -18,37 +18,26 @@ from dmljax.weights.converted import (
     read_metadata,
 )
 from dmljax.weights.download import fetch
-from dmljax.weights.entries import License, Preprocessing, Published
-from dmljax.weights.explanation import explain
-from dmljax.weights.installed import get_command, installed
-from dmljax.weights.layouts import classifier_size, torch_tensors
-from dmljax.weights.loading import from_tensors, load, name_map_of
+from dmljax.weights.entries import Published
+from dmljax.weights.loading import load
 from dmljax.weights.peft import load_adapter, write_adapter
-from dmljax.weights.published import PUBLISHED, file_name
-from dmljax.weights.readers import Weights, read
+from dmljax.weights.published import PUBLISHED, file_name, get_command, installed
+from dmljax.weights.readers import read
 
 __all__ = [
     "PUBLISHED",
-    "License",
-    "Preprocessing",
     "Published",
-    "Weights",
-    "classifier_size",
     "convert",
     "expected_normalization",
     "expected_preprocessing",
-    "explain",
     "fetch",
     "file_digest",
     "file_name",
-    "from_tensors",
     "get_command",
     "installed",
     "load",
     "load_adapter",
-    "name_map_of",
     "read",
     "read_metadata",
-    "torch_tensors",
     "write_adapter",
 ]

@@ -13,8 +13,8 @@ from flax import traverse_util
 from dmljax.adapt import lowrank
 from dmljax.weights import converted, peft
 from dmljax.weights.entries import Preprocessing, Published
-from dmljax.weights.layouts import FLAX, layout_of, torch_tensors
 from dmljax.weights.loading import IMAGE_SIZE, fit, load, name_map_of, read_published
+from dmljax.weights.names import FLAX, layout_of, torch_tensors
 from dmljax.weights.published import PUBLISHED, identify
 
 _UNKNOWN = "unknown, as the file is not in the list"

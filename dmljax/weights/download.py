@@ -1,5 +1,6 @@
 """Downloads of published files."""
 
+import contextlib
 import fcntl
 import hashlib
 import http.client
@@ -10,28 +11,13 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import logging
 
-from dmljax.files import reading
-from dmljax.files.writing import make_folder, sync, write_json
+from dmljax.files.writing import make_folder, sync
 from dmljax.hints import hint
-from dmljax.weights.installed import get_command, installed
-from dmljax.weights.published import PUBLISHED, file_name
-
-
-class _Origin(NamedTuple):
-    """Where the bytes of a partial file come from, so that only the same file continues them.
-
-    `etag` is the entity tag of the server's answer, unless it is weak; `sha256` the digest that the
-    hub names; `length` the bytes of the whole file. It is written before the file's first byte.
-    """
-
-    url: str = ""
-    etag: str = ""
-    sha256: str = ""
-    length: int | None = None
+from dmljax.weights.published import PUBLISHED, file_name, get_command, installed
 
 
 def fetch(name: str, *, folder: str | os.PathLike, timeout: float = 60.0) -> pathlib.Path:
@@ -75,19 +61,17 @@ def _fetched(
     name: str, urls: Sequence[str], path: pathlib.Path, digest: str, timeout: float
 ) -> pathlib.Path:
     """Downloads `path` from the first of `urls` that answers, and returns it."""
-    partial_path = path.with_name(f"{path.name}.part")
-    origin_path = path.with_name(f"{path.name}.part.json")
     make_folder(path.parent)
-    with open(partial_path, "ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # other processes of a run may fetch the same file
-        if path.exists():  # another process finished before this one opened an empty file
-            partial_path.unlink(missing_ok=True)
+    lock_path = path.with_name(f"{path.name}.lock")
+    with open(lock_path, "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other processes of a run may fetch the same file
+        if path.exists():  # another process finished before this one opened a new file
+            lock_path.unlink(missing_ok=True)
             return _checked(path, digest)
         reasons = []
-        first = _read_origin(origin_path).url  # the only address that can continue without a digest
-        for url in sorted(urls, key=lambda url: url != first):
+        for url in urls:
             try:
-                sha256 = _download(url, file, origin_path, timeout, is_checked=bool(digest))
+                partial, sha256 = _download(url, path, digest, timeout)
                 break
             except (OSError, http.client.HTTPException) as error:
                 reasons.append(_reason(error, url))
@@ -96,30 +80,27 @@ def _fetched(
                 f"{name} could not be downloaded ({'; '.join(reasons)}). Run it again to continue, "
                 f"or get {' or '.join(urls)} elsewhere and put it at {path}"
             )
-        os.fsync(file.fileno())
         try:
             if digest or not sha256:
-                _checked(partial_path, digest)
+                _checked(partial, digest)
             else:
                 source = f"as {urllib.parse.urlsplit(url).netloc} says"
-                _checked(partial_path, f"sha256:{sha256}", source=source)
+                _checked(partial, f"sha256:{sha256}", source=source)
         except ValueError:
-            file.truncate(0)  # not removed: another process may wait for its lock
+            partial.unlink()
             raise
-        os.replace(partial_path, path)
-        origin_path.unlink(missing_ok=True)
+        os.replace(partial, path)
+        for other in path.parent.glob(f"{path.name}.*.part"):  # of files that have changed since
+            other.unlink()
+        lock_path.unlink()
         sync(path.parent)
     return path
 
 
-def _read_origin(path: pathlib.Path) -> _Origin:
-    """Reads the origin of a partial file; it is empty if it is not recorded, or damaged."""
-    try:
-        origin = _Origin(**reading.json_file(path))
-    except (OSError, ValueError, TypeError):
-        return _Origin()
-    is_text = all(isinstance(x, str) for x in (origin.url, origin.etag, origin.sha256))
-    return origin if is_text else _Origin()
+def partial_path(path: pathlib.Path, identity: str) -> pathlib.Path:
+    """Returns the partial file of `path` for a digest or another identity of the whole file."""
+    digits = hashlib.sha256(identity.encode()).hexdigest()[:12]
+    return path.with_name(f"{path.name}.{digits}.part")
 
 
 def _reason(error: Exception, url: str) -> str:
@@ -151,73 +132,52 @@ def _sha256_of_hub(headers: Any) -> str:
     return value if re.fullmatch("[0-9a-f]{64}", value) else ""
 
 
-def _download(
-    url: str, file: Any, origin_path: pathlib.Path, timeout: float, *, is_checked: bool
-) -> str:
-    """Appends the missing bytes to `file`; returns the SHA-256 that the hub names, or ''.
-
-    Unless the caller knows a digest (`is_checked`), bytes are only appended to bytes of the same
-    address whose ETag or SHA-256 is still the same. Other bytes stay until the server sends better.
+def _open(url: str, timeout: float, start: int = 0) -> tuple[Any, str, str]:
+    """Requests a file from byte `start` on; returns the answer, the hub's SHA-256 or '', and the
+    identity of the file: this SHA-256 or a strong ETag, or ''.
     """
-    done, origin = os.fstat(file.fileno()).st_size, _read_origin(origin_path)
-    is_of_url = origin.url == url and bool(origin.etag or origin.sha256)
-    if is_of_url and done and done == origin.length:
-        return origin.sha256  # the file is complete
-    if not (is_checked or is_of_url):
-        done = 0
-    headers = {"User-Agent": "dmljax"}
-    if done:
-        headers["Range"] = f"bytes={done}-"
-    if done and is_of_url and origin.etag:
-        headers["If-Range"] = origin.etag
+    headers = {"User-Agent": "dmljax"} | ({"Range": f"bytes={start}-"} if start else {})
     redirects, request = _Redirects(), urllib.request.Request(url, headers=headers)
-    try:
-        response = urllib.request.build_opener(redirects).open(request, timeout=timeout)
-    except urllib.error.HTTPError as error:
-        if error.code != 416:
-            raise
-        error.close()
-        if is_checked and error.headers.get("Content-Range", "") == f"bytes */{done}":
-            return ""  # the file is complete
-        file.truncate(0)
-        return _download(url, file, origin_path, timeout, is_checked=is_checked)
-    with response:
-        sha256 = redirects.sha256 or _sha256_of_hub(response.headers)
-        etag = response.headers.get("ETag", "")
-        length = response.headers.get("Content-Length")
-        missing = None if length is None else int(length)
-        if done and response.status == 206:
-            if not response.headers.get("Content-Range", "").startswith(f"bytes {done}-"):
-                raise OSError("the server sent other bytes than those that were requested")
-            if not (is_checked or _is_same(origin, etag, sha256)):  # a server without If-Range
-                response.close()
-                file.truncate(0)
-                return _download(url, file, origin_path, timeout, is_checked=is_checked)
-        else:
-            file.truncate(0)
-            os.fsync(file.fileno())  # so that no other bytes can lie beside the new origin
-            done = 0
-            strong = "" if etag.startswith("W/") else etag
-            write_json(origin_path, _Origin(url, strong, sha256, missing)._asdict())
-        try:
-            while block := response.read(1 << 20):
-                file.write(block)
-                done += len(block)
-                missing = None if missing is None else missing - len(block)
-        finally:
-            file.flush()
-    if missing:
-        raise OSError(f"the connection ended after {done} bytes, {missing} are missing")
-    return sha256
+    response = urllib.request.build_opener(redirects).open(request, timeout=timeout)
+    sha256 = redirects.sha256 or _sha256_of_hub(response.headers)
+    etag = response.headers.get("ETag", "W/")
+    return response, sha256, sha256 or ("" if etag.startswith("W/") else f"{url} {etag}")
 
 
-def _is_same(origin: _Origin, etag: str, sha256: str) -> bool:
-    """Returns whether an answer with this ETag and SHA-256 belongs to the file of a partial
-    download.
+def _download(
+    url: str, path: pathlib.Path, digest: str, timeout: float
+) -> tuple[pathlib.Path, str]:
+    """Completes the partial file of an address; returns its path and the hub's SHA-256, or ''.
+
+    The name of a partial file has its identity, so that only the same file continues it.
     """
-    if origin.sha256 and sha256:
-        return origin.sha256 == sha256
-    return bool(origin.etag) and origin.etag == etag
+    response, sha256, identity = _open(url, timeout)
+    partial = partial_path(path, digest or identity)
+    with contextlib.ExitStack() as stack, open(partial, "ab") as file:
+        stack.enter_context(response)
+        length = int(response.headers.get("Content-Length", -1))
+        done = file.tell() if digest or identity else 0
+        if 0 < done < length:
+            response.close()
+            response, _, identity_of_rest = _open(url, timeout, start=done)
+            stack.enter_context(response)
+            if response.status != 206:
+                done = 0  # a server without ranges
+            elif not response.headers.get("Content-Range", "").startswith(f"bytes {done}-"):
+                raise OSError("the server sent other bytes than those that were requested")
+            elif not digest and identity_of_rest != identity:
+                raise OSError("the file changed meanwhile")
+        elif done != length:
+            done = 0
+        file.truncate(done)
+        while done != length and (block := response.read(1 << 20)):
+            file.write(block)
+            done += len(block)
+        file.flush()
+        os.fsync(file.fileno())
+    if done < length:
+        raise OSError(f"the connection ended after {done} bytes, {length - done} are missing")
+    return partial, sha256
 
 
 def _checked(path: pathlib.Path, expected: str, *, source: str = "") -> pathlib.Path:

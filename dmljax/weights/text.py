@@ -11,8 +11,7 @@ from flax import traverse_util
 from dmljax.nets import text
 from dmljax.weights import loading
 from dmljax.weights.families.clip import openclip_blocks, transformers_blocks
-from dmljax.weights.layouts import TORCH, torch_tensors
-from dmljax.weights.name_maps import NameMap, Source
+from dmljax.weights.names import TORCH, NameMap, Source, torch_tensors
 from dmljax.weights.published import PUBLISHED
 
 _HUB_FILE = "/model.safetensors"

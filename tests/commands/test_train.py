@@ -75,7 +75,7 @@ def test_a_wrong_config_is_refused(tmp_path):
             {"net": {"name": "convnet", "weights": "no.safetensors"}},
             "no.safetensors does not exist",
         ),
-        ({"net": {"name": "convnet", "weights": __file__}}, "is no file of weights that is known"),
+        ({"net": {"name": "convnet", "weights": __file__}}, "is not a known file of weights"),
         ({"start": "no_run"}, "no_run holds no run"),
         ({"runtime": {"devices": 9}}, "runtime.devices=9, and this process has 8 devices"),
     ],

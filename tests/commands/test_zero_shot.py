@@ -22,8 +22,9 @@ from dmljax.main import main
 from dmljax.nets.initializers import initial_values
 from dmljax.report import page
 from dmljax.runs import zero_shot
-from dmljax.weights import converted, layouts
+from dmljax.weights import converted
 from dmljax.weights.entries import License, Preprocessing, Published
+from dmljax.weights.names import FLAX
 
 SIZE = 12
 ENTRY = Published(
@@ -50,7 +51,7 @@ def cache(tmp_path, monkeypatch):
     # Biases of 0 would give a black image features of 0, which no unit vector has.
     variables["params"] = jax.tree.map(lambda x: x + 0.1 * (x.ndim == 1), variables["params"])
     tensors = {
-        layouts.FLAX.name_fn(tuple(key.key for key in keys)): np.asarray(x)
+        FLAX.name_fn(tuple(key.key for key in keys)): np.asarray(x)
         for keys, x in jax.tree_util.tree_leaves_with_path(variables)
     }
     metadata = {

@@ -205,7 +205,7 @@ def test_classifiers_and_other_stages_are_left_out(name, tmp_path):
     assert 0 < len(flat_part) < len(flat)
     for key, value in flat_part.items():
         np.testing.assert_array_equal(value, flat[key])
-    assert weights.classifier_size(weights.torch_tensors(weights.read(path))) == classes
+    assert weights.names.classifier_size(weights.names.torch_tensors(weights.read(path))) == classes
 
 
 def test_files_of_another_size_are_refused_in_one_line(tmp_path):

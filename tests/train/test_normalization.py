@@ -118,7 +118,7 @@ def published(tmp_path, monkeypatch):
     entry = weights.PUBLISHED["resnet18"]._replace(
         url="https://example.org/squashed.pth",
         digest="",
-        preprocessing=weights.Preprocessing(40, None, "bicubic", "imagenet"),
+        preprocessing=weights.entries.Preprocessing(40, None, "bicubic", "imagenet"),
     )
     monkeypatch.setitem(weights.PUBLISHED, "squashed", entry)
     path = write_torch(tmp_path, resnet_tensors()).rename(tmp_path / "squashed.pth")

@@ -15,24 +15,24 @@ import numpy as np
 import pytest
 
 from dmljax import nets
-from dmljax.weights import PUBLISHED, License, Published, download, fetch, file_name, preprocessing
+from dmljax.weights import PUBLISHED, Published, download, fetch, file_name, preprocessing
+from dmljax.weights.entries import License
 
 
 class _Server(http.server.ThreadingHTTPServer):
     """Serves one file: at most `cut` bytes per request, from an offset if `ranges`.
 
-    With `linked`, a first answer redirects and names that SHA-256, as huggingface.co does. With
-    `etag`, a range is only sent if the client's If-Range is this tag, or if not `if_range`.
-    `requests` are the Range and If-Range of what was asked of the file itself. `others` are files
-    beside it, by the ends of their paths.
+    With `linked`, a first answer redirects and names that SHA-256, as huggingface.co does.
+    `requests` are the ranges that were asked of the file itself. `others` are files beside it, by
+    the ends of their paths.
     """
 
     def __init__(self, data):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.data, self.cut, self.ranges, self.status = data, None, True, 200
         self.wrong_range = False
-        self.etag, self.if_range, self.linked, self.delay = None, True, None, 0.0
-        self.requested_ranges, self.requests, self.others = [], [], {}
+        self.etag, self.linked, self.delay = None, None, 0.0
+        self.requests, self.others = [], {}
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def url(self, name):
@@ -58,11 +58,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
-        server.requested_ranges.append(requested)
-        tag = self.headers.get("If-Range")
-        server.requests.append((requested, tag))
-        if tag and tag != server.etag and server.if_range:
-            requested = None
+        server.requests.append(requested)
         start = 0
         if requested and server.ranges:
             start = int(requested.removeprefix("bytes=").rstrip("-"))
@@ -107,11 +103,16 @@ def server(monkeypatch):
     server.server_close()
 
 
+def _partial(folder, identity=None):
+    """The partial file of the published digest, or of another identity."""
+    return download.partial_path(folder / "net-file.pth", identity or PUBLISHED["local"].digest)
+
+
 def test_a_file_is_downloaded_once(server, tmp_path):
     folder = tmp_path / "a" / "b"
     path = fetch("local", folder=folder)
     assert path == folder / "net-file.pth" and path.read_bytes() == _DATA
-    assert fetch("local", folder=folder) == path and server.requested_ranges == [None]
+    assert fetch("local", folder=folder) == path and server.requests == [None]
     assert [p.name for p in path.parent.iterdir()] == ["net-file.pth"]
     path.write_bytes(_DATA[:-1] + b"x")
     with pytest.raises(ValueError, match=r"is damaged .*SHA256 is .*delete it"):
@@ -124,37 +125,37 @@ def test_an_interrupted_download_continues(server, tmp_path):
         with pytest.raises(ConnectionError, match="Run it again to continue") as error:
             fetch("local", folder=tmp_path)
         assert str(tmp_path / "net-file.pth") in str(error.value)
-        assert (tmp_path / "net-file.pth.part").stat().st_size == size
+        assert _partial(tmp_path).stat().st_size == size
         assert not (tmp_path / "net-file.pth").exists()
     path = fetch("local", folder=tmp_path)
     assert path.read_bytes() == _DATA
-    assert server.requested_ranges == [None, "bytes=100000-", "bytes=200000-"]
+    assert server.requests == [None, None, "bytes=100000-", None, "bytes=200000-"]
 
 
 def test_a_server_without_ranges_starts_again(server, tmp_path):
     server.ranges = False
-    (tmp_path / "net-file.pth.part").write_bytes(b"x" * 5000)
+    _partial(tmp_path).write_bytes(b"x" * 5000)
     assert fetch("local", folder=tmp_path).read_bytes() == _DATA
-    assert server.requested_ranges == ["bytes=5000-"]
+    assert server.requests == [None, "bytes=5000-"]
 
 
 def test_processes_that_fetch_at_once_download_once(server, tmp_path):
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         paths = list(pool.map(lambda _: fetch("local", folder=tmp_path), range(4)))
     assert set(paths) == {tmp_path / "net-file.pth"} and paths[0].read_bytes() == _DATA
-    assert server.requested_ranges == [None]
+    assert server.requests == [None]
     assert [p.name for p in tmp_path.iterdir()] == ["net-file.pth"]
 
 
 @pytest.mark.parametrize("length", [len(_DATA), len(_DATA) + 10])
 def test_a_part_that_is_complete_or_too_long_becomes_the_file(server, tmp_path, length):
-    (tmp_path / "net-file.pth.part").write_bytes((_DATA + b"0123456789")[:length])
+    _partial(tmp_path).write_bytes((_DATA + b"0123456789")[:length])
     assert fetch("local", folder=tmp_path).read_bytes() == _DATA
-    assert len(server.requested_ranges) == (1 if length == len(_DATA) else 2)
+    assert server.requests == [None]
 
 
 def test_a_part_of_another_file_is_detected_and_deleted(server, tmp_path):
-    (tmp_path / "net-file.pth.part").write_bytes(b"x" * 5000)
+    _partial(tmp_path).write_bytes(b"x" * 5000)
     with pytest.raises(ValueError, match="is damaged or another file"):
         fetch("local", folder=tmp_path)
     assert not (tmp_path / "net-file.pth").exists()
@@ -163,7 +164,7 @@ def test_a_part_of_another_file_is_detected_and_deleted(server, tmp_path):
 
 def test_a_server_that_sends_other_bytes_is_refused(server, tmp_path):
     server.wrong_range = True
-    (tmp_path / "net-file.pth.part").write_bytes(_DATA[:5000])
+    _partial(tmp_path).write_bytes(_DATA[:5000])
     with pytest.raises(ConnectionError, match="other bytes than"):
         fetch("local", folder=tmp_path)
 
@@ -175,14 +176,14 @@ def test_a_corrupted_download_is_refused(server, tmp_path):
     assert not (tmp_path / "net-file.pth").exists()
 
 
-def test_a_download_without_a_digest_starts_again(server, tmp_path, monkeypatch):
+def test_a_download_without_any_identity_starts_again(server, tmp_path, monkeypatch):
     published = PUBLISHED["local"]._replace(digest="")
     monkeypatch.setitem(PUBLISHED, "local", published)
-    (tmp_path / "net-file.pth.part").write_bytes(b"x" * 5000)
+    download.partial_path(tmp_path / "net-file.pth", "").write_bytes(b"x" * 5000)
     warnings = []
     monkeypatch.setattr(download.logging, "warning", lambda text, *a: warnings.append(text % a))
     assert fetch("local", folder=tmp_path).read_bytes() == _DATA
-    assert server.requested_ranges == [None]
+    assert server.requests == [None]
     assert "no digest is published" in warnings[0]
     assert hashlib.sha256(_DATA).hexdigest() in warnings[0]
 
@@ -204,28 +205,22 @@ def _interrupted(server, folder, size=100_000):
         fetch("local", folder=folder)
     server.cut = None
     server.requests.clear()
-    assert (folder / "net-file.pth.part").stat().st_size == size
+    assert [p.stat().st_size for p in folder.glob("*.part")] == [size]
 
 
 def test_a_download_without_a_digest_continues_by_its_etag(hub, tmp_path):
     _interrupted(hub, tmp_path)
     assert fetch("local", folder=tmp_path).read_bytes() == _DATA
-    assert hub.requests == [("bytes=100000-", '"one"')]
+    assert hub.requests == [None, "bytes=100000-"]
     assert [p.name for p in tmp_path.iterdir()] == ["net-file.pth"]
 
 
-@pytest.mark.parametrize("if_range", [True, False], ids=["if_range", "a server that ignores it"])
-def test_a_file_that_changed_meanwhile_starts_again(hub, tmp_path, if_range):
+def test_a_file_that_changed_meanwhile_starts_again(hub, tmp_path):
     _interrupted(hub, tmp_path)
-    hub.data, hub.etag, hub.if_range = _OTHER, '"two"', if_range
-    hub.cut = 50_000  # the new origin is recorded, too
-    with pytest.raises(ConnectionError):
-        fetch("local", folder=tmp_path)
-    hub.cut = None
+    hub.data, hub.etag = _OTHER, '"two"'
     assert fetch("local", folder=tmp_path).read_bytes() == _OTHER
-    restarts = [] if if_range else [(None, None)]
-    first, last = ("bytes=100000-", '"one"'), ("bytes=50000-", '"two"')
-    assert hub.requests == [first, *restarts, last]
+    assert hub.requests == [None]
+    assert [p.name for p in tmp_path.iterdir()] == ["net-file.pth"]
 
 
 @pytest.mark.parametrize("etag", [None, 'W/"one"'])
@@ -233,46 +228,26 @@ def test_without_a_strong_etag_a_download_starts_again(hub, tmp_path, etag):
     hub.etag = etag
     _interrupted(hub, tmp_path)
     assert fetch("local", folder=tmp_path).read_bytes() == _DATA
-    assert hub.requests == [(None, None)]
+    assert hub.requests == [None]
 
 
-@pytest.mark.parametrize(
-    "damage", [b"", b"[]", b'{"url": 1', b'{"url": "URL", "etag": 5}', b'{"x": 1}']
-)
-def test_a_part_whose_origin_is_lost_starts_again(hub, tmp_path, damage):
-    _interrupted(hub, tmp_path)
-    damage = damage.replace(b"URL", hub.url("net-file.pth").encode())
-    (tmp_path / "net-file.pth.part.json").write_bytes(damage)
-    assert fetch("local", folder=tmp_path).read_bytes() == _DATA
-    assert hub.requests == [(None, None)]
-
-
-def test_the_part_of_an_address_is_not_continued_by_another(hub, tmp_path, monkeypatch):
+def test_the_part_of_an_address_is_continued_by_that_address_only(hub, tmp_path, monkeypatch):
     other = _Server(_OTHER)
     other.etag = '"one"'  # a tag says nothing about another address
-    _interrupted(hub, tmp_path)
-    urls = (other.url("net-file.pth"), hub.url("net-file.pth"))
-    monkeypatch.setitem(PUBLISHED, "local", PUBLISHED["local"]._replace(url=urls))
-    hub.status = 404
-    assert fetch("local", folder=tmp_path).read_bytes() == _OTHER
-    assert other.requests == [(None, None)]
-    other.shutdown()
-    other.server_close()
-
-
-def test_the_address_of_a_part_comes_first_and_failures_elsewhere_keep_it(
-    hub, tmp_path, monkeypatch
-):
-    other = _Server(_OTHER)
     _interrupted(hub, tmp_path)
     urls = (other.url("net-file.pth"), hub.url("net-file.pth"))
     monkeypatch.setitem(PUBLISHED, "local", PUBLISHED["local"]._replace(url=urls))
     hub.status = other.status = 503
     with pytest.raises(ConnectionError):
         fetch("local", folder=tmp_path)
-    hub.status = other.status = 200
+    hub.status = 200
     assert fetch("local", folder=tmp_path).read_bytes() == _DATA
-    assert hub.requests[-1] == ("bytes=100000-", '"one"')
+    assert hub.requests[-1] == "bytes=100000-"
+    (tmp_path / "net-file.pth").unlink()
+    asked = len(other.requests)
+    other.status = 200
+    assert fetch("local", folder=tmp_path).read_bytes() == _OTHER
+    assert other.requests[asked:] == [None]
     other.shutdown()
     other.server_close()
 
@@ -286,7 +261,7 @@ def test_the_digest_that_the_hub_names_is_compared(hub, tmp_path, monkeypatch):
     assert "\n" not in str(error.value) and not (tmp_path / "net-file.pth").exists()
     hub.linked = hashlib.sha256(_DATA).hexdigest()
     assert fetch("local", folder=tmp_path).read_bytes() == _DATA
-    assert hub.requests == [(None, None)] * 2 and not warnings
+    assert hub.requests == [None] * 2 and not warnings
     (tmp_path / "net-file.pth").unlink()
     hub.linked = "0" * 40  # a small file's: no SHA-256
     assert fetch("local", folder=tmp_path).read_bytes() == _DATA
@@ -297,12 +272,12 @@ def test_the_digest_of_the_hub_decides_whether_a_download_continues(hub, tmp_pat
     hub.etag, hub.linked = 'W/"one"', hashlib.sha256(_DATA).hexdigest()
     _interrupted(hub, tmp_path)
     assert fetch("local", folder=tmp_path).read_bytes() == _DATA
-    assert hub.requests == [("bytes=100000-", None)]
+    assert hub.requests == [None, "bytes=100000-"]
     (tmp_path / "net-file.pth").unlink()
     _interrupted(hub, tmp_path)
     hub.data, hub.linked = _OTHER, hashlib.sha256(_OTHER).hexdigest()
     assert fetch("local", folder=tmp_path).read_bytes() == _OTHER
-    assert hub.requests == [("bytes=100000-", None), (None, None)]
+    assert hub.requests == [None]
 
 
 _FETCH = """
@@ -320,25 +295,22 @@ def test_a_killed_download_continues(hub, tmp_path):
     command = [sys.executable, "-c", _FETCH, hub.url("net-file.pth"), str(tmp_path)]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     process = subprocess.Popen(command, env=environment)
-    part = tmp_path / "net-file.pth.part"
     try:
         deadline = time.monotonic() + 60
-        while not (part.exists() and part.stat().st_size) and time.monotonic() < deadline:
+        while (
+            not sum(part.stat().st_size for part in tmp_path.glob("*.part"))
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.01)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
+    (part,) = tmp_path.glob("*.part")
     done, hub.delay = part.stat().st_size, 0.0
     hub.requests.clear()
     assert 0 < done < len(data)
     assert fetch("local", folder=tmp_path).read_bytes() == data
-    assert hub.requests == [(f"bytes={done}-", '"one"')]
-
-
-def test_a_download_that_is_complete_asks_for_nothing(hub, tmp_path):
-    _interrupted(hub, tmp_path)
-    (tmp_path / "net-file.pth.part").write_bytes(_DATA)  # killed before it was renamed
-    assert fetch("local", folder=tmp_path).read_bytes() == _DATA and not hub.requests
+    assert hub.requests == [None, f"bytes={done}-"]
 
 
 def test_the_vocabulary_of_a_tower_for_text_comes_along(hub, tmp_path, monkeypatch):

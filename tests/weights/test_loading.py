@@ -60,7 +60,7 @@ def test_a_resnet_gets_the_tensors_of_torchvision(tmp_path, legacy):
 
 
 def test_a_net_may_have_a_layout_of_its_own(tmp_path):
-    torch = weights.layouts.TORCH
+    torch = weights.names.TORCH
 
     class Renamed(nets.resnet.ResNet):
         layout = torch._replace(
@@ -356,7 +356,7 @@ def described(name, **keywords):
     """The tensors of a file for a net, without memory."""
     net = getattr(nets, name)(**keywords)
     shapes = traverse_util.flatten_dict(nets.layers.shapes(net, 64))
-    torch = weights.layouts.TORCH
+    torch = weights.names.TORCH
     zero = np.float32(0)
     return {
         torch.name_fn(p): np.broadcast_to(zero, torch.shape_fn(x.shape)) for p, x in shapes.items()
@@ -403,7 +403,7 @@ def test_a_file_of_another_size_is_named_in_one_line(file, net, message):
         files.append(packaged(files[0]))
     for tensors in files:
         with pytest.raises(ValueError, match=f"^x.pth {message}") as error:
-            fit("x.pth", tensors, getattr(nets, net)(), weights.layouts.TORCH, print)
+            fit("x.pth", tensors, getattr(nets, net)(), weights.names.TORCH, print)
         assert "\n" not in str(error.value)
         assert len(str(error.value)) < 80 or net == "googlenet"
 
@@ -417,7 +417,7 @@ def test_a_net_that_is_only_like_a_published_one_is_not_taken_for_it():
     others += [described("efficientnet_lite0") | {"blocks.1.0.se.conv_reduce.weight": wide}]
     for other in others:
         with pytest.raises(ValueError, match="does not fit the net"):
-            fit("x.pth", other, nets.resnet101(), weights.layouts.TORCH, print)
+            fit("x.pth", other, nets.resnet101(), weights.names.TORCH, print)
 
 
 def in_other_names(folder, tensors, renamed, net):
@@ -431,7 +431,7 @@ def in_other_names(folder, tensors, renamed, net):
     notes = []
     weights.load(path, net.clone(classes=None), report_fn=notes.append)
     assert len(notes) == 1 and "classifiers left out" in notes[0]
-    assert weights.classifier_size(renamed) == net.classes
+    assert weights.names.classifier_size(renamed) == net.classes
     jax.tree.map(np.testing.assert_array_equal, *loaded)
     return path
 
@@ -492,9 +492,9 @@ def test_mobilenet_is_read_with_the_names_of_timm(tmp_path):
     full = described("mobilenet_v2").items()
     full = {".".join((names[n.rpartition(".")[0]], n.rpartition(".")[2])): x for n, x in full}
     for name in ("efficientnet_lite0", "efficientnet_lite1"):
-        assert not weights.name_map_of(described(name)).marks
+        assert not weights.loading.name_map_of(described(name)).marks
         with pytest.raises(ValueError, match=f"x is a mobilenet_v2, not an {name}$"):
-            fit("x", full, getattr(nets, name)(), weights.layouts.TORCH, print)
+            fit("x", full, getattr(nets, name)(), weights.names.TORCH, print)
 
 
 def test_a_net_is_loaded_where_jax_computes_in_float64(tmp_path):

@@ -1,9 +1,8 @@
 """CLIP (Radford et al., ICML 2021) and OpenCLIP (Cherti et al., CVPR 2023): the image towers."""
 
 from dmljax.normalizations import CLIP, HALF
-from dmljax.weights.entries import Preprocessing, Published
-from dmljax.weights.families.common import MIT, hub
-from dmljax.weights.name_maps import NameMap, Source, joined
+from dmljax.weights.entries import MIT, Preprocessing, Published, hub
+from dmljax.weights.names import NameMap, Source, joined
 
 _OPENAI = "400 million pairs of image and text of the web, which may include your test images"
 _LAION = "LAION-2B: 2 billion pairs of image and English text of the web"

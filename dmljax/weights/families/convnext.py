@@ -1,8 +1,7 @@
 """ConvNeXt (Liu et al., CVPR 2022): timm, transformers, the authors."""
 
-from dmljax.weights.entries import Published
-from dmljax.weights.families.common import APACHE, BICUBIC, IMAGENET, hub
-from dmljax.weights.name_maps import NameMap
+from dmljax.weights.entries import APACHE, BICUBIC, IMAGENET, Published, hub
+from dmljax.weights.names import NameMap
 
 _22K = IMAGENET.replace("1k", "22k")
 

@@ -1,9 +1,8 @@
 """Vision transformers of DINO (Caron et al., ICCV 2021) and of ImageNet-21k (augreg)."""
 
 from dmljax.normalizations import HALF
-from dmljax.weights.entries import Preprocessing, Published
-from dmljax.weights.families.common import APACHE, BICUBIC, hub
-from dmljax.weights.name_maps import NameMap, joined
+from dmljax.weights.entries import APACHE, BICUBIC, Preprocessing, Published, hub
+from dmljax.weights.names import NameMap, joined
 
 _URL = "https://dl.fbaipublicfiles.com/dino"
 _DATA = "ImageNet-1k, without labels"
@@ -29,6 +28,14 @@ PUBLISHED = {
     "augreg_l16": _augreg("large", 1303),
 }
 
+TRANSFORMERS_5 = (
+    (r"attention\.attention\.query$", "attention.q_proj"),
+    (r"attention\.attention\.key$", "attention.k_proj"),
+    (r"attention\.attention\.value$", "attention.v_proj"),
+    (r"attention\.output\.dense$", "attention.o_proj"),
+    (r"intermediate\.dense$", "mlp.fc1"),
+    (r"(\.\d+)\.output\.dense$", r"\1.mlp.fc2"),
+)
 _LAYER = "encoder.layer.*"
 NAME_MAPS = (
     NameMap(
@@ -50,5 +57,6 @@ NAME_MAPS = (
         },
         unused=(r"pooler\..*",),
         resize="torch",
+        renamed=(*TRANSFORMERS_5, (r"^encoder\.layer\.", "layers.")),
     ),
 )

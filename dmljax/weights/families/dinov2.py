@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from dmljax.weights.entries import Published
-from dmljax.weights.families.common import APACHE, BICUBIC, hub
-from dmljax.weights.name_maps import NameMap, Source, joined
+from dmljax.weights.entries import APACHE, BICUBIC, Published, hub
+from dmljax.weights.families.dino import TRANSFORMERS_5
+from dmljax.weights.names import NameMap, Source, joined
 
 _URL = "https://dl.fbaipublicfiles.com/dinov2"
 _DATA = (
@@ -80,6 +80,7 @@ NAME_MAPS = (
         rules=_TRANSFORMERS,
         gated_rules=_swiglu(f"{_LAYER}.mlp.weights_in", f"{_LAYER}.mlp.weights_out"),
         unused=_MASK,
+        renamed=TRANSFORMERS_5,
     ),
     # timm adds the position of the class token into the token of the nets with registers.
     NameMap(

@@ -1,8 +1,7 @@
 """DINOv3 (Siméoni et al., 2025)."""
 
-from dmljax.weights.entries import License, Preprocessing, Published
-from dmljax.weights.families.common import hub
-from dmljax.weights.name_maps import NameMap, Source, joined
+from dmljax.weights.entries import License, Preprocessing, Published, hub
+from dmljax.weights.names import NameMap, Source, joined
 
 LICENSE = License(
     "DINOv3 License",
@@ -68,6 +67,7 @@ NAME_MAPS = (
             "blocks.*.ls2.gamma": "layer.*.layer_scale2.lambda1",
         },
         unused=_UNUSED,
+        renamed=((r"^layer\.", "model.layer."),),
     ),
     NameMap(
         "DINOv3, original",

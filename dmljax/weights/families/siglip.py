@@ -1,10 +1,9 @@
 """SigLIP (Zhai et al., ICCV 2023) and SigLIP 2 (Tschannen et al., 2025): the image towers."""
 
 from dmljax.normalizations import HALF
-from dmljax.weights.entries import Preprocessing, Published
+from dmljax.weights.entries import APACHE, Preprocessing, Published, hub
 from dmljax.weights.families.clip import TEXT_TOWER, transformers_rules
-from dmljax.weights.families.common import APACHE, hub
-from dmljax.weights.name_maps import NameMap, Source
+from dmljax.weights.names import NameMap, Source
 
 _DATA = "WebLI: 10 billion pairs of image and text of the web, which may include your test images"
 

@@ -1,9 +1,8 @@
 """UNICOM (An et al., ICLR 2023)."""
 
 from dmljax.normalizations import CLIP
-from dmljax.weights.entries import Preprocessing, Published
-from dmljax.weights.families.common import MIT
-from dmljax.weights.name_maps import NameMap
+from dmljax.weights.entries import MIT, Preprocessing, Published
+from dmljax.weights.names import NameMap
 
 _URL = "https://github.com/deepglint/unicom/releases/download"
 _DATA = (

@@ -1,9 +1,9 @@
 """Files of weights as named numpy arrays: PyTorch (both formats), safetensors, Caffe, ONNX.
 
 Nothing in a file is executed. A `.pth` file is a pickle, which is a program for a small stack
-machine; `unpickle` interprets only what a state dict needs and refuses everything else. Caffe and
-ONNX files are protobuf messages, which `protobuf` reads field by field. torch, Caffe and protobuf
-need not be installed.
+machine; `torch_files` interprets only what a state dict needs and refuses everything else. Caffe
+and ONNX files are protobuf messages, which `protobuf` reads field by field. torch, Caffe and
+protobuf need not be installed.
 """
 
 import dataclasses
@@ -21,6 +21,20 @@ from dmljax.weights.readers import caffe, onnx, safetensors_files, torch_files
 from dmljax.weights.readers.errors import Refused
 
 __all__ = ["Weights", "read"]
+
+_KNOWN = "(.pth, safetensors, Caffe, ONNX)"
+_OTHER_FILES = (  # first bytes, and what such a file is
+    (rb"\Z", "is empty: download it again"),
+    (
+        rb"\s*<(!doctype|html|head|body|\?xml|error)",
+        "is a web page, not weights: the download ended on an error page",
+    ),
+    (
+        rb"version https://git-lfs",
+        "is a pointer of Git LFS, not the weights: fetch the file itself",
+    ),
+    (rb"\x89HDF|.{257}ustar", f"is HDF5 or a tar archive, which is not read {_KNOWN}"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +64,9 @@ def read(path: str | os.PathLike) -> Weights:
     For weights in several files, `path` is their index: `model.safetensors.index.json`.
     """
     path = pathlib.Path(path)
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder: name the file of weights in it")
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist")
+        problem = "is a folder: name the file in it" if path.is_dir() else "does not exist"
+        raise FileNotFoundError(f"{path} {problem}")
     try:
         if path.name.endswith(".index.json"):
             weights = _read_shards(path)
@@ -91,14 +104,9 @@ def _parse(path: pathlib.Path) -> tuple[dict[str, np.ndarray], str, dict[str, st
         tensors, metadata = safetensors_files.parse(path)
         return tensors, "safetensors", metadata
     data = path.read_bytes()
-    if not data:
-        raise Refused("is empty: download it again")
-    if re.match(rb"\s*<(!doctype|html|head|body|\?xml|error)", data[:512], re.IGNORECASE):
-        raise Refused("is a web page, not weights: the download ended on an error page")
-    if data.startswith(b"version https://git-lfs"):
-        raise Refused("is a pointer of Git LFS, not the weights: fetch the file itself")
-    if data.startswith(b"\x89HDF") or data[257:262] == b"ustar":
-        raise Refused("is HDF5 or a tar archive: only .pth, safetensors, Caffe and ONNX are read")
+    for pattern, problem in _OTHER_FILES:
+        if re.match(pattern, data[:512], re.IGNORECASE | re.DOTALL):
+            raise Refused(problem)
     if data.startswith(b"PK\x03\x04"):
         return torch_files.parse_zip(data), "torch", {}
     if data[0] == 0x80 and data[1] in (2, 3, 4, 5):
@@ -107,16 +115,13 @@ def _parse(path: pathlib.Path) -> tuple[dict[str, np.ndarray], str, dict[str, st
 
 
 def _parse_protobuf(data: bytes) -> tuple[dict[str, np.ndarray], str, dict[str, str]]:
-    view = memoryview(data)
+    view, fields, reason = memoryview(data), set(), ""
     try:
         fields = {(number, wire) for number, wire, _ in protobuf.fields(view)}
     except ValueError as error:
-        raise Refused(
-            "is no file of weights that is known (.pth, safetensors, Caffe, ONNX), or it is "
-            f"damaged or cut short: {error}"
-        ) from error
+        reason = f", or it is damaged or cut short: {error}"
     if (1, 0) in fields and (7, 2) in fields:
         return onnx.parse(view), "onnx", {}
     if (2, 2) in fields or (100, 2) in fields:
         return caffe.parse(view), "caffe", {}
-    raise Refused("is no file of weights that is known (.pth, safetensors, Caffe, ONNX)")
+    raise Refused(f"is not a known file of weights {_KNOWN}{reason}")
