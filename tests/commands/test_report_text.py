@@ -91,13 +91,13 @@ def test_embeddings_of_another_program(tmp_path, capsys):
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(12), 10)
     vectors = np.eye(12, 16)[labels] + 0.1 * rng.standard_normal((120, 16))
-    labels[3] = 9
+    labels[3:6] = 9
     vectors[7] = np.nan
     names = np.array([f"[bold]</script> {i}" for i in range(12)])
     text = _printed(capsys, *_files(tmp_path, vectors, names[labels]))
     assert "119 queries; 1 image could not be read" in text
     assert "only 12 classes: the range is rough" in text
-    assert "Most frequent confusion: [bold]</script> " in text
+    assert "Most frequent confusion: [bold]</script> 9 taken for [bold]</script> 0, 3 of 13" in text
 
 
 def _against_baseline(folder, spread):
