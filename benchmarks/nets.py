@@ -7,7 +7,8 @@ with batch norm on 128 images of 32x32x1; the others take 16 or 32 images of 224
 EfficientNet-lite and DINOv2 are timm's. On an accelerator the nets compute in bfloat16. The
 gradient is that of a weighted sum of the features with respect to all parameters. Batch norm is in
 training mode; with `--fixed-norms` it uses the running statistics, as fine-tuning does with
-`frozen=True`. `--xla` adds ours with `impl="xla"`, which takes minutes for depthwise convolutions.
+`norm=layers.frozen_batch_norm`. `--xla` adds ours with `impl="xla"`, which takes minutes for
+depthwise convolutions.
 `--images` replaces the number of images.
 
 On a machine that others use, `--processor` measures processor time summed over all cores instead of
@@ -31,6 +32,7 @@ import torch
 
 from dmljax import main as dmljax_main
 from dmljax import nets
+from dmljax.nets import layers
 from dmljax.nets.initializers import initial_values
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "nets"))
@@ -78,7 +80,11 @@ def torch_net(name: str) -> torch.nn.Module:
 
 def our_functions(name: str, x: np.ndarray, impl: str, frozen: bool):
     """Compiled forward pass and gradient step, each without arguments, and seconds of init."""
-    net = getattr(nets, name)(dtype=jnp.bfloat16 if GPU else None, impl=impl, frozen=frozen)
+    net = getattr(nets, name)(
+        dtype=jnp.bfloat16 if GPU else None,
+        impl=impl,
+        norm=layers.frozen_batch_norm if frozen else layers.batch_norm,
+    )
     start = time.perf_counter()
     init_fn = functools.partial(net.init, train=True)
     variables = jax.block_until_ready(initial_values(init_fn, jax.random.key(0), x[:2]))

@@ -20,7 +20,7 @@ def get_study(pretrain: str = "glyphs", data: str = "images", steps: int = 300, 
     start = {
         "start_from": "pretraining",
         "start.takes": "backbone",
-        "net.frozen": True,
+        "net.norm": "frozen_batch_norm",
         "method": {"name": "pairs", "dim": 128, "dense_fn": "centered_dense"},
         "loss": {"name": "supcon"},
         "schedule": "constant",

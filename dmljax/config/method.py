@@ -84,9 +84,8 @@ def net_of(options: Options) -> Any:
                 f"{field}={value} needs a pretrained backbone: give --config.net.weights=... or "
                 "--config.start=runs/..., or leave it out"
             )
-    if trained != "all" and hasattr(net, "frozen"):  # its batch norms keep their statistics
-        net = net.clone(frozen=True)
-    return net
+    # Where a part is trained, the batch norms of the backbone keep their statistics.
+    return net if trained == "all" else layers.freeze(net)
 
 
 def adapted_of(options: Options, net: Any, *, classes: int, batch_size: int = 0) -> Adapted:

@@ -80,6 +80,7 @@ ARGUMENTS = {
     "mine_fn": KINDS["miner"],
     "mlp_fn": _choice("step of a block", f"{_GRAPH}.nets", 1, "identity mlp"),
     "neg_fn": _SELECTION,
+    "norm": _choice("norm", "dmljax.nets.layers", 0, "batch_norm frozen_batch_norm"),
     "pairs_fn": _choice("choice of pairs", _ABE, 1, "drawn_pairs"),
     "penalty_fn": Kind("penalty", ("dmljax.losses.pnp_penalties",), 1),
     "pool_fn": Kind("pool", ("dmljax.nets.pools",), 1),

@@ -28,7 +28,7 @@ from dmljax.files.writing import write_array
 
 _FORMAT = 1
 # Arguments of a net that change nothing in inference.
-_NO_MATTER = ("drop_path", "frozen", "impl", "momentum", "remat", "weights")
+_NO_MATTER = ("drop_path", "impl", "norm", "remat", "weights")
 
 
 class Rows:

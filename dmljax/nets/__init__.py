@@ -13,8 +13,9 @@ Its arguments:
 * `start` and `stop` (not of `lecun`) name the first and the last stage to run. A net with a later
   `start` takes the feature map of the stage before. A `vit` also takes its class token and its
   registers, as `prefix`. Parameters keep their names.
-* `frozen`: in training, too, batch norm uses its running statistics and does not update them.
-  `momentum` is the weight of a new batch in the running statistics.
+* `norm` is the batch norm: `layers.batch_norm`, whose `momentum` is the weight of a new batch in
+  the running statistics, or `layers.frozen_batch_norm`, which uses the running statistics in
+  training and does not update them.
 * `remat`: activations within blocks are recomputed for the gradient instead of being kept, which
   saves memory and takes time. 'blocks' (or True) keeps the inputs of blocks only, 'dots' also the
   outputs of linear layers, 'none' (or False) all.

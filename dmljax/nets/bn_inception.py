@@ -6,6 +6,7 @@ the parameters have no hierarchy: `inception_3a_3x3_reduce`, `inception_3a_3x3_r
 """
 
 import functools
+from collections.abc import Callable
 from typing import ClassVar
 
 import flax.linen as nn
@@ -60,8 +61,7 @@ class BNInception(nn.Module, kw_only=True):
     classes: int | None = None
     start: str = "conv1"
     stop: str = "5b"
-    momentum: float = 0.1
-    frozen: bool = False
+    norm: Callable = BatchNorm
     remat: bool | str = False
     dtype: Dtype | None = None
     impl: str = "auto"
@@ -75,7 +75,7 @@ class BNInception(nn.Module, kw_only=True):
         def conv(x, features, size, name, strides=1):
             options = {"dtype": self.dtype, "impl": self.impl, "name": name}
             x = Conv(features, size, strides, size // 2, use_bias=True, **options)(x)
-            norm = BatchNorm(self.momentum, frozen=self.frozen, dtype=self.dtype, name=f"{name}_bn")
+            norm = self.norm(dtype=self.dtype, name=f"{name}_bn")
             return nn.relu(norm(x, train=train))
 
         def inception(_, x):

@@ -1,11 +1,13 @@
 """A small net for small images, which trains on a CPU."""
 
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 from jaxtyping import Float
 
 from dmljax.nets import layers
-from dmljax.nets.layers import ConvNorm, Dtype
+from dmljax.nets.layers import BatchNorm, ConvNorm, Dtype
 from dmljax.ops import Array
 
 __all__ = ["convnet"]
@@ -22,8 +24,7 @@ class ConvNet(nn.Module, kw_only=True):
     classes: int | None = None
     start: str = "conv1"
     stop: str | None = None
-    momentum: float = 0.1
-    frozen: bool = False
+    norm: Callable = BatchNorm
     remat: bool | str = False
     dtype: Dtype | None = None
     impl: str = "auto"
@@ -49,8 +50,7 @@ class ConvNet(nn.Module, kw_only=True):
                 3,
                 strides,
                 1,
-                self.momentum,
-                frozen=self.frozen,
+                norm=self.norm,
                 dtype=self.dtype,
                 kernel_init=None,
                 impl=self.impl,

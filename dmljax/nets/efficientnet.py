@@ -7,6 +7,7 @@ The stages are `stem`, the entries `0` to `6` of timm's `blocks`, and the last c
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -47,8 +48,7 @@ class EfficientNetLite(nn.Module, kw_only=True):
     classes: int | None = None
     start: str = "stem"
     stop: str = "head"
-    momentum: float = 0.1
-    frozen: bool = False
+    norm: Callable = BatchNorm
     remat: bool | str = False
     dtype: Dtype | None = None
     impl: str = "auto"
@@ -73,8 +73,7 @@ class EfficientNetLite(nn.Module, kw_only=True):
             padding = size // 2 if strides == 1 else 0
             options = {"dtype": self.dtype, "impl": self.impl, "name": names[0]}
             conv = Conv(features, size, strides, padding, groups, **options)
-            options = {"frozen": self.frozen, "dtype": self.dtype, "name": names[1]}
-            norm = BatchNorm(self.momentum, 1e-3, **options)
+            norm = self.norm(epsilon=1e-3, dtype=self.dtype, name=names[1])
             return layers.conv_norm(conv, norm, x, train=train, limits=limits)
 
         def block(kernel, strides, expansion, width, x):

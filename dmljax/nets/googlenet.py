@@ -6,6 +6,7 @@ belongs to the stage before it. `dmljax.nets` documents what all backbones share
 """
 
 import functools
+from collections.abc import Callable
 from typing import ClassVar
 
 import flax.linen as nn
@@ -142,8 +143,7 @@ class GoogLeNetBN(nn.Module, kw_only=True):
     classes: int | None = None
     start: str = "conv1"
     stop: str = "5b"
-    momentum: float = 0.1
-    frozen: bool = False
+    norm: Callable = layers.BatchNorm
     remat: bool | str = False
     dtype: Dtype | None = None
     impl: str = "auto"
@@ -160,9 +160,7 @@ class GoogLeNetBN(nn.Module, kw_only=True):
                 size,
                 strides,
                 size // 2,
-                epsilon=1e-3,
-                momentum=self.momentum,
-                frozen=self.frozen,
+                norm=functools.partial(self.norm, epsilon=1e-3),
                 dtype=self.dtype,
                 kernel_init=truncated_normal(0.01),
                 impl=self.impl,

@@ -6,6 +6,7 @@ share.
 """
 
 import functools
+from collections.abc import Callable
 from typing import ClassVar
 
 import flax.linen as nn
@@ -44,8 +45,7 @@ class MobileNetV2(nn.Module, kw_only=True):
     classes: int | None = None
     start: str = "0"
     stop: str = "18"
-    momentum: float = 0.1
-    frozen: bool = False
+    norm: Callable = BatchNorm
     remat: bool | str = False
     dtype: Dtype | None = None
     impl: str = "auto"
@@ -57,8 +57,7 @@ class MobileNetV2(nn.Module, kw_only=True):
         def conv_norm(x, features, size, names, strides=1, groups=1, limits=None):
             options = {"dtype": self.dtype, "impl": self.impl, "name": names[0]}
             conv = Conv(features, size, strides, size // 2, groups, **options)
-            options = {"frozen": self.frozen, "dtype": self.dtype, "name": names[1]}
-            norm = BatchNorm(self.momentum, **options)
+            norm = self.norm(dtype=self.dtype, name=names[1])
             return layers.conv_norm(conv, norm, x, train=train, limits=limits)
 
         def unit(features, size, strides, groups, x):

@@ -5,6 +5,7 @@ The 3x3 convolution of a bottleneck has its stride. Stages: `stem` (including th
 """
 
 import functools
+from collections.abc import Callable
 from typing import ClassVar
 
 import flax.linen as nn
@@ -36,8 +37,7 @@ class ResNet(nn.Module, kw_only=True):
     classes: int | None = None
     start: str = "stem"
     stop: str = "layer4"
-    momentum: float = 0.1
-    frozen: bool = False
+    norm: Callable = BatchNorm
     remat: bool | str = False
     dtype: Dtype | None = None
     impl: str = "auto"
@@ -51,8 +51,7 @@ class ResNet(nn.Module, kw_only=True):
             return Conv(features, size, strides, size // 2, **options)(x)
 
         def norm(x, name):
-            norm = BatchNorm(self.momentum, frozen=self.frozen, dtype=self.dtype, name=name)
-            return norm(x, train=train)
+            return self.norm(dtype=self.dtype, name=name)(x, train=train)
 
         def block(width, strides, x):
             if self.bottleneck:

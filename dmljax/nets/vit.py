@@ -54,7 +54,7 @@ class ViT(nn.Module, kw_only=True):
       (UNICOM's two linear layers on all tokens, which fix the size of images). `projection` is the
       width of a linear layer without bias behind it, or of the second layer of 'flatten'.
     * `drop_path` is the rate of stochastic depth of the last block; it grows with depth from 0.
-    * `frozen` and `momentum` are for the batch norms of 'flatten'.
+    * `norm` is the batch norm of 'flatten'.
     * `start` and `stop`: the first and the last block to run; None is the last of the net.
     * `attention` is a form of `nets.token_attention`.
     """
@@ -82,8 +82,7 @@ class ViT(nn.Module, kw_only=True):
     classes: int | None = None
     start: str = "0"
     stop: str | None = None
-    frozen: bool = False
-    momentum: float = 0.1
+    norm: Callable = BatchNorm
     drop_path: float = 0.0
     remat: bool | str = False
     dtype: Dtype | None = None
@@ -146,11 +145,10 @@ class ViT(nn.Module, kw_only=True):
             return (y + layers.named("mlp", parts.mlp, parts.norm(y, "norm")))[:, 0]
 
         def flatten(x):
-            options = (self.momentum, 2e-5, self.frozen)
-            x = x.reshape(b, -1)
+            norm, x = functools.partial(self.norm, epsilon=2e-5), x.reshape(b, -1)
             for i, features in enumerate((width, self.projection or width)):
                 x = Dense(features, False, self.dtype, name=str(2 * i))(x)
-                x = BatchNorm(*options, dtype=self.dtype, name=str(2 * i + 1))(x, train=train)
+                x = norm(dtype=self.dtype, name=str(2 * i + 1))(x, train=train)
             return x
 
         last = str(self.depth - 1)

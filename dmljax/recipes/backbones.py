@@ -26,10 +26,10 @@ def published_backbone(name: str | None) -> dict[str, Any] | None:
     # `--config.size` keeps the share that the default cuts, which an explicit `shorter` would not.
     if eval_transform.get("shorter") == shorter_of(eval_transform["size"]):
         del eval_transform["shorter"]
-    has_batch_norm = "frozen" in inspect.signature(getattr(nets, published.net)).parameters
+    has_batch_norm = "norm" in inspect.signature(getattr(nets, published.net)).parameters
     return {
         "net": {"name": published.net, "weights": str(paths[name])}
-        | ({"frozen": True} if has_batch_norm else {}),
+        | ({"norm": "frozen_batch_norm"} if has_batch_norm else {}),
         "eval_transform": eval_transform,
     }
 

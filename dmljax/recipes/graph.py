@@ -118,7 +118,11 @@ def graph(
         # The published code recomputes stages for the gradient, so they update their statistics
         # twice with a share of 0.1: 0.19 in total. It does not recompute the stem, whose share of
         # 0.19 here differs from it.
-        "net": {"name": "resnet50", "momentum": 0.19 if published else 0.1, "weights": None},
+        "net": {
+            "name": "resnet50",
+            "norm": {"name": "batch_norm", "momentum": 0.19 if published else 0.1},
+            "weights": None,
+        },
         "method": {
             "name": "graph",
             "dim": 512,

@@ -39,7 +39,7 @@ def multi_similarity(*, dataset: str = "cub200") -> dict[str, Any]:
         "transform": {"name": "standard_train", "shorter": 256, "area": (0.16, 1.0)},
         "eval_transform": "standard_eval",
         "sampler": {"name": "class_balanced", "classes": 16, "per_class": 5},
-        "net": {"name": "bn_inception", "frozen": True, "weights": None},
+        "net": {"name": "bn_inception", "norm": "frozen_batch_norm", "weights": None},
         "method": {
             "name": "pairs",
             "dim": 512,

@@ -52,7 +52,7 @@ def proxy_anchor(*, dataset: str = "cub200", net: str = "bn_inception") -> dict[
         "transform": "standard_train",
         "eval_transform": "standard_eval",
         "sampler": {"name": "uniform", "batch_size": 180},
-        "net": {"name": net, "frozen": True, "weights": None},
+        "net": {"name": net, "norm": "frozen_batch_norm", "weights": None},
         "method": {
             "name": "proxies",
             "dim": 512,

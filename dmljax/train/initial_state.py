@@ -10,6 +10,7 @@ import numpy as np
 from absl import logging
 
 from dmljax.nets.initializers import initial_values
+from dmljax.nets.layers import is_frozen
 from dmljax.train import start
 from dmljax.train.checkpoints import Base
 from dmljax.train.run import Run
@@ -110,8 +111,10 @@ def check_weights(run: Run) -> None:
     """
     check_file(run.weights)
     _pretrained(run, say=lambda _: None, report_fn=lambda *_: None)
-    if run.weights is None and run.options.start is None and getattr(run.net, "frozen", False):
-        logging.warning("net.frozen=True without net.weights: batch norm stays the identity")
+    if run.weights is None and run.options.start is None and is_frozen(run.net):
+        logging.warning(
+            "net.norm=frozen_batch_norm without net.weights: batch norm stays the identity"
+        )
 
 
 def check_file(

@@ -181,5 +181,6 @@ def check_chunks(
     if used[-1]:
         raise ValueError(
             f"chunk={chunk}: batch norm takes the statistics of the batch, which chunks would "
-            "change. Set net.frozen=True, take a net without batch norm, or leave chunk out"
+            "change. Set net.norm=frozen_batch_norm, take a net without batch norm, or leave "
+            "chunk out"
         )

@@ -29,7 +29,7 @@ def test_the_distance_is_a_loop_over_pairs():
 
 def test_the_loss_has_the_term_and_the_teacher_stays(source, tmp_path):
     config = brief(tmp_path, start={"name": str(source), "takes": "backbone"})
-    config["net"] = config["net"] | {"frozen": True}
+    config["net"] = config["net"] | {"norm": "frozen_batch_norm"}
     plain, distilled = build(config), build(config | {"distill": 2.0})
     states = [first_state(run) for run in (plain, distilled)]
     batch = {"images": jax.random.uniform(jax.random.key(1), (8, 12, 12, 3))}
@@ -54,7 +54,7 @@ def test_a_large_weight_keeps_the_similarities(source, tmp_path):
     config = tiny(tmp_path, start={"name": str(source), "takes": "backbone"}, steps=30)
     config |= {"method": {"name": "pairs", "dim": None}, "loss": "supcon", "log_every": 30}
     config |= {"checkpoint": {"every": 30}, "evaluate": config["evaluate"] | {"every": 30}}
-    config["net"] = config["net"] | {"frozen": True}
+    config["net"] = config["net"] | {"norm": "frozen_batch_norm"}
     distances = []
     for weight in (1e-6, 100.0):
         training.run(config | {"distill": weight}, tmp_path / f"{weight:g}")

@@ -18,6 +18,7 @@ from dmljax.config import registry
 from dmljax.config.build import build
 from dmljax.main import main
 from dmljax.methods import pairs
+from dmljax.nets import layers
 from dmljax.runs import folder as run_folder
 from dmljax.runs import training
 from dmljax.train import initial_state
@@ -289,7 +290,7 @@ def test_bad_input_is_refused_in_one_line_and_before_anything(tmp_path, spec, ne
 
 def test_frozen_batch_norms_keep_their_statistics(tmp_path):
     run = build(tiny(tmp_path, net=with_weights(tmp_path, RESNET), trained="biases"))
-    assert run.net.frozen and any("bn" in p and p.endswith("scale") for p in run.frozen)
+    assert layers.is_frozen(run.net) and any("bn" in p and p.endswith("scale") for p in run.frozen)
 
 
 def test_training_all_is_the_default(tmp_path):

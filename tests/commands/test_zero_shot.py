@@ -342,7 +342,7 @@ def test_files_of_other_names_are_said_not_to_be_used(cache, tmp_path, capsys):
 def test_the_folder_recipe_takes_what_is_here(cache, tmp_path, monkeypatch):
     config = recipes.folder()
     file = str(tmp_path / "cache" / "tiny.safetensors")
-    assert config["net"] == {"name": "convnet", "weights": file, "frozen": True}
+    assert config["net"] == {"name": "convnet", "weights": file, "norm": "frozen_batch_norm"}
     assert config["features"] == "cached" and config["trained"] == "last"
     config["dataset"]["root"] = str(photos(tmp_path))
     run = build(config)

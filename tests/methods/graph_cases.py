@@ -7,6 +7,7 @@ import numpy as np
 
 from dmljax import losses, nets
 from dmljax.config import registry
+from dmljax.nets import layers
 
 N, D, C, HEADS = 8, 8, 3, 2
 
@@ -14,7 +15,7 @@ N, D, C, HEADS = 8, 8, 3, 2
 LOSS = functools.partial(losses.label_smoothed_cross_entropy, epsilon=0.1, temperature=0.2)
 
 
-NET = nets.convnet(widths=(8,), strides=(2,), frozen=True)
+NET = nets.convnet(widths=(8,), strides=(2,), norm=layers.frozen_batch_norm)
 
 
 SHARED = {"sublayers": 2, "share_vector": True, "share_projection": True}

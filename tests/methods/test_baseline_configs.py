@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 from one_step import moved, read, shrink, step
 
-CONVNET = {"name": "convnet", "widths": [4, 6], "strides": [2, 1], "frozen": True}
+from dmljax.nets import layers
+
+CONVNET = {"name": "convnet", "widths": [4, 6], "strides": [2, 1], "norm": "frozen_batch_norm"}
 
 
 @pytest.mark.parametrize("name", ["cub", "cars", "sop", "inshop"])
@@ -73,7 +75,7 @@ def test_the_l2_term_reaches_scales_of_frozen_norms(tmp_path):
     small = {"sampler": {"classes": 2, "per_class": 4}, "method": {"dim": 8}, "net": CONVNET}
     config = shrink(read("cub_multi_similarity"), tmp_path, **small)
     run, before, after, _ = step(config)
-    assert run.net.frozen
+    assert layers.is_frozen(run.net)
     scales = [np.abs(a - b).max() for a, b in zip(*map(_scales, (before, after)), strict=True)]
     np.testing.assert_allclose(scales, 3e-5, rtol=0.02)
     statistics = zip(

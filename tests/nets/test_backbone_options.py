@@ -123,7 +123,7 @@ def test_frozen_batch_norm_does_not_update_statistics(name):
     x = jax.ShapeDtypeStruct((2, CASES[name].size, CASES[name].size, 3), jnp.float32)
 
     def run(frozen):
-        net = build(name, frozen=frozen)
+        net = build(name, norm=layers.frozen_batch_norm if frozen else layers.batch_norm)
         jax.eval_shape(lambda v, x: net.apply(v, x, train=True), shapes(name), x)
 
     run(frozen=True)
@@ -134,7 +134,9 @@ def test_frozen_batch_norm_does_not_update_statistics(name):
 def test_frozen_batch_norm_trains_as_it_evaluates():
     values, x = fill(shapes("convnet")), images("convnet")
     directions = np.ones((4, 4, 4, 128), np.float32)
-    (outputs, statistics), gradients = train_fn("convnet", frozen=True)(values, x, directions)
+    (outputs, statistics), gradients = train_fn("convnet", norm=layers.frozen_batch_norm)(
+        values, x, directions
+    )
     assert_close(outputs["logits"], evaluate("convnet")(values, x)["logits"], 1e-5)
     jax.tree.map(np.testing.assert_array_equal, dict(statistics), values["batch_stats"])
     assert np.max(np.abs(gradients["conv1"]["bn"]["scale"])) > 0
@@ -149,7 +151,8 @@ def test_momentum_is_the_share_of_the_batch(name):
         "mobilenet_v2": "0",
         "efficientnet_lite": "stem",
     }.get(name, "conv1")
-    net = build(name, stop=first, momentum=0.0)  # the training step of `compiled_train` has another
+    # The training step of `compiled_train` has another momentum.
+    net = build(name, stop=first, norm=functools.partial(layers.BatchNorm, momentum=0.0))
     step = jit(functools.partial(net.apply, train=True, mutable=["batch_stats"]))
     jax.tree.map(
         np.testing.assert_array_equal,

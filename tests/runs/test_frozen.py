@@ -90,7 +90,7 @@ def test_the_difference_is_a_mean_over_classes_where_the_scores_are(tmp_path):
 
 def test_an_untouched_backbone_is_no_worse(source, tmp_path, capsys):
     fields = {"method": {"name": "pairs", "dim": None}, "pictures": "page"}
-    fields["net"] = {**tiny(tmp_path)["net"], "frozen": True}
+    fields["net"] = {**tiny(tmp_path)["net"], "norm": "frozen_batch_norm"}
     run = _run(tmp_path, source, optimizer={"name": "sgd", "rate": 0.0}, **fields)
     assert "R@1 +0.0" in capsys.readouterr().out
     exporting.export(run, tmp_path / "a.bundle", batch_sizes=(8,))

@@ -27,7 +27,7 @@ STEPS = [HEAD, {"name": "all", "steps": {"1": 4, "1000": 999}}, {"name": "mix", 
 
 
 def _config(place, source, **fields):
-    net = tiny(place)["net"] | {"frozen": True}
+    net = tiny(place)["net"] | {"norm": "frozen_batch_norm"}
     fields = {"ladder": STEPS, "method": CENTERED, "net": net, "held_out": 0.5} | fields
     fields["loss"] = "supcon"
     return tiny(place, start={"name": str(source), "takes": "backbone"}, **fields)

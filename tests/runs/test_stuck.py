@@ -95,7 +95,7 @@ FIELDS = {
 
 def test_a_run_at_a_rate_of_zero_is_warned_once(tmp_path, capsys):
     config = tiny(tmp_path, **FIELDS, optimizer={"name": "sgd", "rate": 0.0})
-    config["net"] = config["net"] | {"frozen": True}
+    config["net"] = config["net"] | {"norm": "frozen_batch_norm"}
     training.run(config, tmp_path / "run")
     printed = capsys.readouterr().out
     assert printed.count("warning: the loss has not moved") == 1
@@ -119,7 +119,7 @@ def test_a_falling_loss_does_not_hide_a_poor_score(tmp_path, capsys):
     config = tiny(tmp_path, **FIELDS, **METHODS["proxies"])
     config["method"] = config["method"] | {"dim": 16}
     config["dataset"] = config["dataset"] | {"path": str(tmp_path / "noisy.npz")}
-    groups = [{"path": "^(net|head)", "frozen": True}]
+    groups = [{"path": "^(net|head)", "norm": "frozen_batch_norm"}]
     config["optimizer"] = {"name": "adam", "rate": 0.5, "groups": groups}
     training.run(config, tmp_path / "run")
     rows = read(tmp_path / "run" / "metrics.jsonl")

@@ -57,7 +57,7 @@ def test_a_last_step_that_is_not_the_best_comes_with_advice(tmp_path, capsys):
 
 
 def test_a_last_step_that_is_the_best_is_not_explained(tmp_path, capsys):
-    net = {"name": "convnet", "widths": [4, 8], "strides": [2, 2], "frozen": True}
+    net = {"name": "convnet", "widths": [4, 8], "strides": [2, 2], "norm": "frozen_batch_norm"}
     printed = _printed(tmp_path, capsys, net=net, optimizer={"name": "sgd", "rate": 0.0})
     assert "chosen" not in printed and "after step 6 (select=last)" in printed
 

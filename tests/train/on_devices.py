@@ -30,7 +30,7 @@ KEPT = ("seed", "normalize", "sampler", "loss", "miner", "optimizer", "trained")
 # Compiling takes most of the time.
 QUICK = {"xla_backend_optimization_level": 0}
 # Fields of a published backbone; its small net replaces it.
-BACKBONE = {"net": {"name": "convnet", "frozen": True}}
+BACKBONE = {"net": {"name": "convnet", "norm": "frozen_batch_norm"}}
 BACKBONE["eval_transform"] = {"name": "standard_eval", "size": 64, "scaled_decode": True}
 VIT = {"name": "vit_s16", "patch": 4, "image_size": SIDE, "width": 8, "heads": 2, "depth": 5}
 # Softmax cancels a bias of the keys: its gradient is rounding alone, which Adam would make large.
@@ -57,7 +57,7 @@ def shrunken(name, images):
         method |= {"split": ["conv1", "conv2"], "learners": 4, "dim": 32}
         method["attention"] = method["attention"] and "conv2"
     net = {"name": "convnet", "widths": [4, 8], "strides": [3, 1]}
-    net |= {name: config["net"][name] for name in ("frozen",) if name in config["net"]}
+    net |= {name: config["net"][name] for name in ("norm",) if name in config["net"]}
     if config.get("trained") not in (None, "all", "last"):  # parts of a vision transformer
         net = VIT | {"weights": images}  # which nobody reads: parameters are drawn here
     changes = {"method": method, "net": net, "dataset": {"name": "npz", "path": images}}
@@ -72,7 +72,9 @@ def more(images):
     """Mechanisms that no recipe has: chunks, a memory, sharded states, drawn triplets."""
     pairs = {"dataset": {"name": "npz", "path": images}, "transform": "unchanged"}
     pairs |= {"eval_transform": "unchanged", "normalize": "unit", "steps": 100, "select": "last"}
-    pairs |= {"net": {"name": "convnet", "widths": [4, 8], "strides": [3, 1], "frozen": True}}
+    pairs |= {
+        "net": {"name": "convnet", "widths": [4, 8], "strides": [3, 1], "norm": "frozen_batch_norm"}
+    }
     pairs |= {"optimizer": {"name": "adam", "rate": 1e-2}, "evaluate": {"every": 100}}
     pairs |= {"method": {"name": "pairs", "dim": 4, "memory": 120}, "loss": "multi_similarity"}
     pairs |= {"sampler": {"name": "uniform", "batch_size": 50}}

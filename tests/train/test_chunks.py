@@ -21,6 +21,7 @@ from train.pixels import (
 )
 
 from dmljax import losses, methods, miners, nets
+from dmljax.nets import layers
 from dmljax.train.step import check_chunks, init_state, train_step
 
 IN_CHUNKS = {
@@ -111,9 +112,12 @@ def test_chunks_are_refused_where_they_would_change_the_gradient(tmp_path):
     assert "chunk must be 1 or more" in refusal(tmp_path, chunk=0, runtime={"devices": 1})
 
 
+NORMS = {True: layers.frozen_batch_norm, False: layers.batch_norm}
+
+
 @pytest.mark.parametrize("frozen, remat", [(True, False), (True, True), (False, True)])
 def test_chunks_are_allowed_with_a_frozen_norm_only(frozen, remat):
-    net = nets.convnet(widths=(4,), strides=(2,), frozen=frozen, remat=remat)
+    net = nets.convnet(widths=(4,), strides=(2,), norm=NORMS[frozen], remat=remat)
     method = methods.pairs(net, losses.triplet, classes=C, dim=5)
     images = jax.ShapeDtypeStruct((2, SIDE, SIDE, 3), jnp.float32)
     batch = {"images": images, "labels": jax.ShapeDtypeStruct((2,), jnp.int32)}
@@ -121,5 +125,5 @@ def test_chunks_are_allowed_with_a_frozen_norm_only(frozen, remat):
     if frozen:
         check_chunks(method, shapes, images, chunk=4)
     else:
-        with pytest.raises(ValueError, match="frozen=True"):
+        with pytest.raises(ValueError, match="norm=frozen_batch_norm"):
             check_chunks(method, shapes, images, chunk=4)

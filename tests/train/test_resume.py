@@ -195,7 +195,7 @@ def test_a_resumed_run_may_change_only_fields_without_effect_on_its_result(finis
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == metrics
     with pytest.raises(ValueError, match=r"unreadable was 'raise' and is now 'skip'"):
         training.run(tiny(folder, unreadable="skip"), tmp_path / "run")
-    frozen = {"name": "convnet", "widths": [4, 8], "strides": [2, 2], "frozen": True}
+    frozen = {"name": "convnet", "widths": [4, 8], "strides": [2, 2], "norm": "frozen_batch_norm"}
     with pytest.raises(ValueError, match=r"chunk was None and is now 8"):
         training.run(tiny(folder, chunk=8, net=frozen), tmp_path / "run")
 

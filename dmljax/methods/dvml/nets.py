@@ -58,7 +58,9 @@ class VariationalHeads(nn.Module, kw_only=True):
         def norm(x, name):
             if name not in self.norms:
                 return x
-            return BatchNorm(self.momentum, self.epsilon, self.frozen, name=name)(x, train=train)
+            return BatchNorm(
+                momentum=self.momentum, epsilon=self.epsilon, frozen=self.frozen, name=name
+            )(x, train=train)
 
         x = norm(ops.widen(features), "norm")
         outputs: dict[str, Array] = {}
@@ -117,6 +119,8 @@ class VariationalDecoder(nn.Module, kw_only=True):
     def __call__(self, z: Float[Array, "*t b d"], *, train: bool) -> Float[Array, "*t b c"]:
         x = self.activation_fn(glorot_dense(self.hidden, dtype=self.dtype, name="fc1")(z))
         if self.norm:
-            norm = BatchNorm(self.momentum, self.epsilon, self.frozen, name="norm")
+            norm = BatchNorm(
+                momentum=self.momentum, epsilon=self.epsilon, frozen=self.frozen, name="norm"
+            )
             x = norm(x, train=train)
         return ops.widen(glorot_dense(self.features, dtype=self.dtype, name="fc2")(x))

@@ -1,6 +1,7 @@
 """Convolution, linear map, and the unit of convolution, batch norm and relu."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -213,9 +214,7 @@ class ConvNorm(nn.Module):
     kernel: int
     strides: int = 1
     padding: int = 0
-    momentum: float = 0.1
-    epsilon: float = 1e-5
-    frozen: bool = False
+    norm: Callable = BatchNorm
     dtype: Dtype | None = None
     kernel_init: Initializer | None = kaiming_normal
     impl: str = "auto"
@@ -232,5 +231,5 @@ class ConvNorm(nn.Module):
             impl=self.impl,
             name="conv",
         )
-        norm = BatchNorm(self.momentum, self.epsilon, self.frozen, dtype=self.dtype, name="bn")
+        norm = self.norm(dtype=self.dtype, name="bn")
         return nn.relu(norm(conv(x), train=train))

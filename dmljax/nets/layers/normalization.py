@@ -13,10 +13,11 @@ from dmljax import ops
 from dmljax.nets.initializers import Initializer
 from dmljax.ops import Array
 
-__all__ = ["BatchNorm", "layer_norm", "local_response_norm"]
+__all__ = ["BatchNorm", "batch_norm", "freeze", "frozen_batch_norm", "is_frozen"]
+__all__ += ["layer_norm", "local_response_norm"]
 
 
-class BatchNorm(nn.Module):
+class BatchNorm(nn.Module, kw_only=True):
     """Batch norm (Ioffe & Szegedy, 2015) over all axes but the last, as in PyTorch.
 
     `momentum` is the weight of the new batch in the running statistics. The batch is normalized by
@@ -67,7 +68,7 @@ class BatchNorm(nn.Module):
                 if where is None and count < 2:
                     raise ValueError(
                         f"batch norm {'/'.join(self.path)} has one value per channel to train on: "
-                        "use a larger batch or images, or frozen=True"
+                        "use a larger batch or images, or norm=frozen_batch_norm"
                     )
                 _update(running_mean, mean, momentum)
                 _update(running_var, var * (count / (count - 1)), momentum)
@@ -97,6 +98,20 @@ class BatchNorm(nn.Module):
     def _factor(self, running_var: nn.Variable, scale: Array | None) -> jax.Array:
         factor = jax.lax.rsqrt(running_var.value + self.epsilon)
         return factor if scale is None else factor * scale
+
+
+batch_norm = BatchNorm
+frozen_batch_norm = functools.partial(BatchNorm, frozen=True)
+
+
+def freeze(net: nn.Module) -> nn.Module:
+    """Returns `net` with batch norms that keep their statistics; other nets stay as they are."""
+    return net.clone(norm=functools.partial(net.norm, frozen=True)) if hasattr(net, "norm") else net
+
+
+def is_frozen(net: nn.Module) -> bool:
+    """Returns whether the batch norms of `net` keep their statistics."""
+    return bool(getattr(getattr(net, "norm", None), "keywords", {}).get("frozen"))
 
 
 def _update(running, new, momentum):
