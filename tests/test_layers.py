@@ -8,7 +8,7 @@ from processes import python
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "dmljax"
 # What a notebook imports. Every other name in the package belongs to the application.
-LIBRARY = {"ops", "kernels", "losses", "miners", "metrics", "retrieval", "nets", "weights"}
+LIBRARY = {"ops", "losses", "miners", "metrics", "retrieval", "nets", "weights"}
 LIBRARY |= {"adapt", "methods", "data", "files", "hints", "index", "normalizations", "vectors"}
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
 

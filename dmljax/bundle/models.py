@@ -210,14 +210,14 @@ def write_onnx(folder: pathlib.Path) -> None:
 def _write_onnx(folder: pathlib.Path) -> None:
     import jax2onnx
 
-    from dmljax import kernels
+    from dmljax.nets.layers import impl
 
     # The process that wrote this folder has imported the modules of its config, or refused them.
     with reading.trusting_modules(True):
         model = open_model(folder)
     # jax cannot name a size in a shape.
     images = _Images(("B", *model.image_shape), np.dtype(np.uint8))
-    with kernels.portable():
+    with impl.portable():
         converted = jax2onnx.to_onnx(
             lambda images: model.embed_fn(model.tensors, images),
             [images],

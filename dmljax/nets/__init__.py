@@ -21,7 +21,8 @@ Its arguments:
   outputs of linear layers, 'none' (or False) all.
 * `drop_path` (transformers and ConvNeXt): the rate of stochastic depth of the last block.
 * `dtype` is the type of the computation, such as 'bfloat16'. Parameters and statistics are float32.
-* `impl` ('auto', 'cpu' or 'xla') is the form of convolutions and max pooling: `dmljax.kernels`.
+* `impl` ('auto', 'cpu' or 'xla') is the form of convolutions and max pooling:
+  `nets.layers.impl`.
 
 Parameters have the names of the published weights: torchvision's, timm's, Caffe's. The attribute
 `expected_normalization` of a backbone is the config's `normalize` that those weights expect.

@@ -6,12 +6,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from dmljax import kernels, metrics
+from dmljax import metrics
 from dmljax.adapt import path_of
 from dmljax.data.splits import Split
 from dmljax.files.result import Chosen, first_best
 from dmljax.files.run_folder import RunFolder
 from dmljax.hints import counted
+from dmljax.nets.layers import impl
 from dmljax.report import pictures
 from dmljax.report.scores_file import QueryScores
 from dmljax.runs import stuck as stuck_lib
@@ -35,7 +36,7 @@ def header(run: Run, state: TrainState) -> list[str]:
         parameters += f", {learned:,} of them learn (trained={run.options.trained['name']})"
     platform = jax.devices()[0].platform
     devices = f"{run.shards.size} {platform} device{'s' if run.shards.size > 1 else ''}"
-    convolutions = kernels.describe(getattr(run.net, "impl", "auto"), platform)
+    convolutions = impl.describe(getattr(run.net, "impl", "auto"), platform)
     splits = [_counts(run.train, "training image", "class")]
     if run.held_out is not None:
         splits.append(_held_out(run, run.held_out))

@@ -10,8 +10,8 @@ import pytest
 from dmljax import losses, nets, ops, retrieval
 from dmljax.data import transforms
 from dmljax.data.transforms.transform import bind
-from dmljax.kernels import pooling
 from dmljax.nets import token_attention
+from dmljax.nets.layers import max_pooling as pooling
 from dmljax.retrieval import filtering
 from dmljax.train import attention_choice, augment
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from layer_arrays import from_torch, normal, to_torch
 
-from dmljax.kernels.convolution import clipped_conv
 from dmljax.nets import layers
+from dmljax.nets.layers.convolution import conv
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_the_gradient_at_a_limit_is_zero():
     x, kernel = jnp.zeros((1, 2, 2, 3)), jnp.ones((1, 1, 3, 4))
 
     def total(bias, impl):
-        return clipped_conv(x, kernel, bias, limits=(0, 6), impl=impl).sum()
+        return conv(x, kernel, bias, limits=(0, 6), impl=impl).sum()
 
     for impl in ("auto", "cpu", "xla"):
         gradient = jax.grad(total)(jnp.array([0.0, 6, 3, -1]), impl)

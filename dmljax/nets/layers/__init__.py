@@ -3,7 +3,7 @@
 Feature maps are `[b h w c]`, kernels `[h w in out]`. Padding is explicit, symmetric, and part of
 the layer: "SAME" would pad in another way at stride 2. `dtype` is the type of the computation
 (None: what input and parameters promote to); parameters and running statistics are always float32.
-`impl` chooses how convolutions and max pooling are computed: see `dmljax.kernels`.
+`impl` chooses how convolutions and max pooling are computed: see `nets.layers.impl`.
 """
 
 from dmljax.nets.layers import convolution, normalization, pooling, stages

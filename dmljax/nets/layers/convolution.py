@@ -10,8 +10,10 @@ import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 from jaxtyping import Float
 
-from dmljax.kernels.convolution import clip, clipped_conv, conv
 from dmljax.nets.initializers import Initializer, fan_in_uniform, glorot_uniform, kaiming_normal
+from dmljax.nets.layers import gradients
+from dmljax.nets.layers.depthwise import clip, depthwise_conv, is_depthwise, xla_conv
+from dmljax.nets.layers.impl import check, choose
 from dmljax.nets.layers.normalization import BatchNorm
 from dmljax.ops import Array
 from dmljax.ops.devices import divides_evenly
@@ -32,6 +34,59 @@ __all__ = [
 ]
 
 Dtype = Any
+
+
+def conv(
+    x: Float[Array, "b h w i"],
+    kernel: Float[Array, "kh kw j o"],
+    bias: Float[Array, " o"] | None = None,
+    *,
+    limits: tuple[float, float] | None = None,
+    strides: int = 1,
+    padding: int = 0,
+    groups: int = 1,
+    impl: str = "auto",
+) -> Float[jax.Array, "b y x o"]:
+    """Convolves `x` with `padding` zeros on every side, adds `bias` and clips to `limits`.
+
+    `nets.layers.impl` explains `impl`. Other types than float32, and groups of several channels,
+    always take XLA's form, without the custom gradient, which would exclude forward mode.
+    """
+    check(impl)
+    is_own = impl != "xla" and x.dtype == kernel.dtype == jnp.float32
+    if is_own and is_depthwise(x.shape[3], kernel.shape, groups):
+        return depthwise_conv(x, kernel, bias, limits, strides, padding, impl)
+    if is_own and groups == 1:
+        y = _conv(x, kernel, strides, padding, impl)
+    else:
+        y = xla_conv(x, kernel, strides=strides, padding=padding, groups=groups)
+    return clip(y if bias is None else y + bias.reshape(1, 1, 1, -1), limits)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def _conv(x, kernel, strides, padding, impl):
+    """Convolves with XLA, with gradients that are faster than XLA's on CPUs."""
+    return xla_conv(x, kernel, strides=strides, padding=padding)
+
+
+def _conv_forward(x, kernel, strides, padding, impl):
+    return _conv(x, kernel, strides, padding, impl), (x, kernel)
+
+
+def _conv_backward(strides, padding, impl, residual, g):
+    def xla_fn(x, kernel, g):
+        forward = functools.partial(xla_conv, strides=strides, padding=padding)
+        return jax.vjp(forward, x, kernel)[1](g)
+
+    def cpu_fn(x, kernel, g):
+        paddings = (padding, padding)
+        of_kernel = gradients.kernel_gradient(x, kernel.shape, g, strides, paddings)
+        return gradients.input_gradient(x.shape, kernel, g, strides, paddings), of_kernel
+
+    return choose(impl, cpu_fn=cpu_fn, xla_fn=xla_fn)(*residual, g)
+
+
+_conv.defvjp(_conv_forward, _conv_backward)
 
 
 class Conv(nn.Module):
@@ -75,9 +130,8 @@ class Conv(nn.Module):
             factor, shift = line
             shift = shift if bias is None else shift + factor * bias
             kernel = kernel * factor.reshape(1, 1, 1, -1)
-            return clipped_conv(x, kernel, shift, limits=limits, **options)
-        y = conv(x, kernel, **options)
-        return y if bias is None else y + bias[None, None, None, :]
+            return conv(x, kernel, shift, limits=limits, **options)
+        return conv(x, kernel, bias, **options)
 
 
 class Dense(nn.Module):

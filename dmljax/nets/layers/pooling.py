@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dmljax import ops
-from dmljax.kernels import pooling
+from dmljax.nets.layers import max_pooling
 from dmljax.ops import Array
 
 __all__ = ["avg_pool", "global_max", "global_mean", "max_pool"]
@@ -25,7 +25,7 @@ def max_pool(
     Caffe.
     """
     sides = [_sides(n, size, strides, padding, ceil) for n in x.shape[1:3]]
-    return pooling.max_pool(x, size, strides=strides, padding=(sides[0], sides[1]), impl=impl)
+    return max_pooling.max_pool(x, size, strides=strides, padding=(sides[0], sides[1]), impl=impl)
 
 
 def avg_pool(

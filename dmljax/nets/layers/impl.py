@@ -1,4 +1,18 @@
-"""The one place where `impl` becomes a function. `dmljax.kernels` documents its values."""
+"""Forms of primitives that XLA computes slowly on CPUs: gradients and depthwise convolutions, and
+max pooling.
+
+The argument `impl` of layers and backbones chooses a form:
+
+* `"auto"` (default): the faster form where a program is compiled for a CPU, XLA's elsewhere. GPUs
+  also take the gradient of max pooling, because XLA's is not deterministic there.
+* `"cpu"`: the faster form on every platform.
+* `"xla"`: XLA's form on every platform.
+
+The two forms differ by rounding, about 1e-6 of the largest value; tests compare them. The faster
+ones define their own gradients, which support reverse mode only: `jax.jvp` and `jax.jacfwd` need
+`impl="xla"`. No flag and no environment variable is read, so a notebook and the command line trace
+the same program.
+"""
 
 import contextlib
 import contextvars
@@ -6,6 +20,8 @@ import functools
 from collections.abc import Callable, Iterator
 
 import jax
+
+__all__ = ["IMPLS", "describe", "portable"]
 
 IMPLS = ("auto", "cpu", "xla")
 _portable = contextvars.ContextVar("portable", default=False)
@@ -51,10 +67,10 @@ def describe(impl: str, platform: str) -> str:
     """Describes for the header of a run what computes convolutions and max pooling.
 
     >>> describe("auto", "cpu")
-    "convolutions by dmljax.kernels (impl='auto')"
+    "convolutions by dmljax (impl='auto')"
     """
     check(impl)
-    author = "dmljax.kernels" if impl == "cpu" or (impl, platform) == ("auto", "cpu") else "XLA"
+    author = "dmljax" if impl == "cpu" or (impl, platform) == ("auto", "cpu") else "XLA"
     return f"convolutions by {author} (impl={impl!r})"
 
 

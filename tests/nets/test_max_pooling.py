@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmljax.kernels.pooling import max_pool, xla_max_pool
+from dmljax.nets.layers.max_pooling import max_pool, xla_max_pool
 
 
 @settings(deadline=None, max_examples=8)

@@ -19,7 +19,7 @@ def kernel_gradient(
     """Computes the gradient of a kernel of this shape from the gradient `g` of the result."""
     if tuple(shape[:2]) == (1, 1):
         return _product_over_pixels(x, shape, g, strides, paddings)
-    return kernel_gradient_of_batch_last(batch_last(x), shape, g, strides, paddings)
+    return _kernel_gradient(_batch_last(x), shape, g, strides, paddings)
 
 
 def _product_over_pixels(x, shape, g, strides, paddings):
@@ -34,7 +34,7 @@ def _product_over_pixels(x, shape, g, strides, paddings):
     return total.reshape(tuple(shape))
 
 
-def kernel_gradient_of_batch_last(
+def _kernel_gradient(
     x: jax.Array, shape: Sequence[int], g: jax.Array, strides: int, paddings: _Paddings
 ) -> jax.Array:
     """Computes `kernel_gradient` of a feature map whose last axis is the batch, `x [i h w b]`.
@@ -57,7 +57,7 @@ def kernel_gradient_of_batch_last(
     return jnp.moveaxis(total, 0, 2)
 
 
-def batch_last(x: jax.Array) -> jax.Array:
+def _batch_last(x: jax.Array) -> jax.Array:
     """Transposes `x [b h w i]` to `[i h w b]` in three steps that each stay in the cache.
 
     First whole pixels move, then images and channels change places within a pixel, then rows of

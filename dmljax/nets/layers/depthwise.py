@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from dmljax.nets.layers.impl import choose
 from dmljax.ops import Array
 
 _CHUNK_NUMBERS = 1 << 18  # of the input that are computed at a time
@@ -24,7 +25,81 @@ def is_depthwise(channels: int, kernel_shape: tuple[int, ...], groups: int) -> b
     return groups == channels == kernel_shape[3] and kernel_shape[2] == 1
 
 
-def conv(
+def xla_conv(
+    x: Float[Array, "b h w i"],
+    kernel: Float[Array, "kh kw j o"],
+    *,
+    strides: int = 1,
+    padding: int = 0,
+    groups: int = 1,
+) -> Float[jax.Array, "b y x o"]:
+    """Computes XLA's convolution, with XLA's gradients."""
+    return jax.lax.conv_general_dilated(
+        jnp.asarray(x),
+        jnp.asarray(kernel),
+        window_strides=(strides, strides),
+        padding=[(padding, padding)] * 2,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=groups,
+    )
+
+
+def clip(x: Float[Array, "*s"], limits: tuple[float, float] | None) -> Float[jax.Array, "*s"]:
+    """Clips `x` to `limits`. At a limit the gradient is 0, as in PyTorch's ReLU6."""
+    if limits is None:
+        return jnp.asarray(x)
+    return jnp.where(_is_inside(x, limits), x, jax.lax.stop_gradient(jnp.clip(x, *limits)))
+
+
+def _is_inside(x, limits):
+    return (x > limits[0]) & (x < limits[1])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
+def depthwise_conv(x, kernel, bias, limits, strides, padding, impl):
+    """Convolves every channel with its kernel, adds `bias [c]` and clips to `limits`.
+
+    The gradient needs only the result, so the map before the clipping is not kept.
+    """
+
+    def finish_fn(y):
+        return clip(y if bias is None else y + bias.reshape(1, 1, 1, -1), limits)
+
+    options = {"strides": strides, "padding": padding}
+    cpu_fn = functools.partial(_forward_form, finish_fn=finish_fn, **options)
+
+    def xla_fn(x, kernel):
+        return finish_fn(xla_conv(x, kernel, groups=x.shape[3], **options))
+
+    return choose(impl, cpu_fn=cpu_fn, xla_fn=xla_fn)(x, kernel)
+
+
+def _conv_forward(x, kernel, bias, *options):
+    y = depthwise_conv(x, kernel, bias, *options)
+    return y, (x, kernel, bias, y)
+
+
+def _conv_backward(limits, strides, padding, impl, residual, g):
+    options = {"strides": strides, "padding": padding}
+
+    def start_fn(g, y):
+        return g if limits is None else jnp.where(_is_inside(y, limits), g, 0)
+
+    def xla_fn(x, kernel, g, y):
+        g = start_fn(g, y)
+        forward = functools.partial(xla_conv, groups=x.shape[3], **options)
+        return *jax.vjp(forward, x, kernel)[1](g), jnp.sum(g, axis=(0, 1, 2))
+
+    x, kernel, bias, y = residual
+    cpu_fn = functools.partial(_gradients, start_fn=start_fn, **options)
+    of_x, of_kernel, of_bias = choose(impl, cpu_fn=cpu_fn, xla_fn=xla_fn)(x, kernel, g, y)
+    return of_x, of_kernel, None if bias is None else of_bias
+
+
+depthwise_conv.defvjp(_conv_forward, _conv_backward)
+
+
+def _forward_form(
     x: Float[Array, "b h w c"],
     kernel: Float[Array, "kh kw 1 c"],
     *,
@@ -44,7 +119,7 @@ def conv(
     return _in_chunks(conv_chunk, x)
 
 
-def conv_gradients(
+def _gradients(
     x: Float[Array, "b h w c"],
     kernel: Float[Array, "kh kw 1 c"],
     g: Float[Array, "b y x c"],

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from dmljax.kernels.choice import check, choose, is_portable
+from dmljax.nets.layers.impl import check, choose, is_portable
 from dmljax.ops import Array
 
 _Paddings = tuple[tuple[int, int], tuple[int, int]]
@@ -29,7 +29,7 @@ def max_pool(
     """Takes the maximum of each window of `size` x `size` pixels, with this padding before and
     after.
 
-    `dmljax.kernels` explains `impl`. With "auto", CPUs take XLA's form at stride 1: in the other
+    `nets.layers.impl` explains `impl`. With "auto", CPUs take XLA's form at stride 1: in the other
     one XLA would recompute the argmax for every pixel of the gradient.
     """
     check(impl)
