@@ -33,7 +33,7 @@ def npz_file():
         (npz_file(), "zip archive without PyTorch's data.pkl"),
         (pickle.dumps({"a": [1]}, 2), "pickle of a dict, not written by torch.save"),
         (make.torch_zip(pickle.dumps([1, 2], 2), {}), "holds a list, not a state dict"),
-        (make.torch_zip(pickle.dumps({"a": 5}, 2), {}), "no state dict: 'a' is a int"),
+        (make.torch_zip(pickle.dumps({"a": 5}, 2), {}), "not a state dict: 'a' is a int"),
         (make.torch_zip(pickle.dumps({}, 2), {}), "holds no tensors"),
         (make.torch_zip(b"", {}, extra=[("code/net.py", b"")]), "TorchScript"),
         (make.torch_zip(b"\x80\x02}.", {}, method=zipfile.ZIP_DEFLATED), "compressed zip"),

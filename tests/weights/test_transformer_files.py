@@ -68,7 +68,7 @@ def test_shards_outside_the_folder_are_refused(tmp_path, file):
     (tmp_path / "folder").mkdir()
     index = tmp_path / "folder" / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": file}}))
-    with pytest.raises(ValueError, match="which is no file of the same folder"):
+    with pytest.raises(ValueError, match="which is not a file of the same folder"):
         weights.read(index)
     index.write_text("{")
     with pytest.raises(ValueError, match="damaged or cut short"):

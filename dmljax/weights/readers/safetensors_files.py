@@ -59,7 +59,7 @@ def shards(index: pathlib.Path) -> dict[pathlib.Path, list[str]]:
     names: dict[pathlib.Path, list[str]] = {}
     for name, file in reading.json_value(index.read_bytes())["weight_map"].items():
         if not isinstance(file, str) or file in ("", ".", "..") or {"/", "\\"} & set(file):
-            raise Refused(f"names {file!r} as a shard, which is no file of the same folder")
+            raise Refused(f"names {file!r} as a shard, which is not a file of the same folder")
         names.setdefault(index.parent / file, []).append(name)
     if missing := [path.name for path in names if not path.is_file()]:
         raise Refused(

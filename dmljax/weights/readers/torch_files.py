@@ -83,7 +83,7 @@ class Tensor:
 
 
 def parse_zip(data: bytes) -> dict[str, np.ndarray]:
-    """Tensors of an archive with `data.pkl` and one member `data/KEY` per storage."""
+    """Reads the tensors of an archive with `data.pkl` and one member `data/KEY` per storage."""
     archive = zipfile.ZipFile(io.BytesIO(data))
     names = archive.namelist()
     members = archive.infolist()
@@ -127,7 +127,7 @@ def parse_legacy(data: bytes) -> dict[str, np.ndarray]:
     contents = {}
     keys = unpickle(stream)
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-        raise ValueError("its list of storages is none")
+        raise ValueError("its list of storages is not a list of names")
     for key in keys:
         count = int.from_bytes(stream.read(8), "big" if big_endian else "little")
         contents[key] = stream.read(count * itemsizes[key])
@@ -147,7 +147,7 @@ def _state_dict(content: Any) -> dict[str, Tensor]:
         raise Refused(f"holds a {type_name(content)}, not a state dict")
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise Refused(f"is no state dict: {str(name)[:80]!r} is a {type_name(value)}")
+            raise Refused(f"is not a state dict: {str(name)[:80]!r} is a {type_name(value)}")
     return content
 
 
@@ -175,8 +175,6 @@ def _storage_values(content: bytes, storage: Storage, big_endian: bool) -> np.nd
 
 def _view(values: np.ndarray, tensor: Tensor) -> np.ndarray:
     size, stride = tensor.size, tensor.stride
-    if len(size) != len(stride):
-        raise ValueError(f"a tensor of {len(size)} axes with {len(stride)} strides")
     if 0 in size:
         return np.zeros(size, values.dtype)
     last = tensor.offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
@@ -327,6 +325,6 @@ def _reduce(function: Any, arguments: Any) -> Any:
         storage, offset, size, stride = arguments[:4]
         for numbers in ((offset,), _expect(size, tuple), _expect(stride, tuple)):
             if not all(type(n) is int and n >= 0 for n in numbers):
-                raise ValueError("a tensor whose offset, size or stride is no positive number")
+                raise ValueError("a tensor whose offset, size or stride is not a positive number")
         return Tensor(_expect(storage, Storage), offset, size, stride)
     raise ValueError(f"{name} is called")
