@@ -30,8 +30,8 @@ def export(
     """
     run, state = reopen(workdir, step=step, overrides=overrides)
     spec = run.options.trained
-    has_file = run.weights is not None and run.method.backbone == ("net",)
-    if spec["name"] != trained.lora.__name__ or not has_file:
+    is_lora = spec["name"] == trained.lora.__name__ and run.method.backbone == ("net",)
+    if run.weights is None or not is_lora:
         raise ValueError(
             f"--adapter: {workdir} must be a run with trained='lora' of a file of weights "
             f"(net.weights), but trained={spec['name']!r} and net.weights={run.weights}: "

@@ -169,14 +169,14 @@ FLAX = Layout("/".join, lambda name: name.split("/")[1], _unchanged, _unchanged)
 
 
 class KernelPart(NamedTuple):
-    """The columns of a kernel that one module of a file makes: part `index` of `count` equal ones.
+    """The columns of a kernel that one module of a file makes: part `part` of `parts` equal ones.
 
     `rows` are the rows of the module that belong to it, from and to fractions of all.
     """
 
     path: tuple[str, ...]
-    index: int
-    count: int
+    part: int
+    parts: int
     rows: tuple[float, float]
 
 

@@ -85,34 +85,34 @@ def load_adapter(
     norms_fn = functools.cache(lambda: _kernel_norms(folder, net, base))
     # An adapter may have a module under its old name and its new one.
     modules = {
-        part: name
-        for name, parts in _parts(folder, sorted(tensors), shapes).items()
+        part: module
+        for module, parts in _parts(folder, sorted(tensors), shapes).items()
         for part in parts
     }
     counts = collections.Counter(part.path for part in modules)
     adapters: dict[Path, np.ndarray] = {}
     for (path, index, count, fractions), module in modules.items():
         a, b, norms = _factors(folder, module, tensors[module], options)
-        (*_, inputs, outputs), name = shapes[path], path[:-1]
+        (*_, inputs, outputs), place = shapes[path], path[:-1]
         rows = slice(*(round(fraction * b.shape[1]) for fraction in fractions))
         size = [len(a), b[:, rows].shape[1] * count]
         if size != [inputs, outputs]:
             raise ValueError(
-                f"{folder} does not fit the net: an adapter of {'/'.join(name)} is for a "
+                f"{folder} does not fit the net: an adapter of {'/'.join(place)} is for a "
                 f"kernel {size}, and the net has {[inputs, outputs]}"
             )
         columns = slice(index * outputs // count, (index + 1) * outputs // count)
         padded = np.zeros((len(b), outputs), np.float32)
         padded[:, columns] = b[:, rows]
         for leaf, value, axis in (("a", a, 1), ("b", padded, 0)):
-            values = [adapters[*name, leaf]] if (*name, leaf) in adapters else []
-            adapters[*name, leaf] = np.concatenate([*values, value], axis)
+            values = [adapters[*place, leaf]] if (*place, leaf) in adapters else []
+            adapters[*place, leaf] = np.concatenate([*values, value], axis)
         if norms is not None:
-            if (*name, "magnitude") not in adapters:
+            if (*place, "magnitude") not in adapters:
                 is_whole = counts[path] == count
                 start = np.zeros(outputs, np.float32) if is_whole else norms_fn()[path]
-                adapters[*name, "magnitude"] = start
-            adapters[*name, "magnitude"][columns] = norms[rows]
+                adapters[*place, "magnitude"] = start
+            adapters[*place, "magnitude"][columns] = norms[rows]
     return traverse_util.unflatten_dict(adapters)
 
 
@@ -164,7 +164,8 @@ def write_adapter(
                 array = np.ascontiguousarray(array.T).reshape(*axes, *ones)
                 for module in {modules[-1], name_map.new_name(modules[-1])}:
                     tensors[f"base_model.model.{module}.{kind}"] = array
-    urls = " ".join(PUBLISHED[name].urls) if (name := identify(base)) else ""
+    known = identify(base)
+    urls = " ".join(PUBLISHED[known].urls) if known else ""
     match = re.search(r"https://huggingface\.co/([^/]+/[^/]+)/resolve/", urls)
     options: dict[str, Any] = {
         "peft_type": "LORA",
@@ -188,7 +189,8 @@ def _options(file: pathlib.Path) -> dict[str, Any]:
     try:
         options = {"alpha_pattern": {}, "bias": "none"} | reading.json_file(file)
         numbers = dict.fromkeys(("r", "lora_alpha"), float | int)
-        reading.check_types(options, {"peft_type": str, "alpha_pattern": dict} | numbers)
+        reading.check_types(options, {"peft_type": str, "alpha_pattern": dict})
+        reading.check_types(options, numbers)
         alphas = options["alpha_pattern"]
         reading.check_types(alphas, dict.fromkeys(alphas, float | int))
         wrong = [k for k, v in {"peft_type": "LORA", "bias": "none"}.items() if options[k] != v]

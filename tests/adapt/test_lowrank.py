@@ -54,14 +54,6 @@ def test_adapters_of_any_module_act_as_two_small_maps():
     np.testing.assert_allclose(outputs, linear(x.mean(axis=(1, 2)), "out"), atol=1e-4)
 
 
-def test_parts_of_a_fused_kernel_have_adapters_of_their_own():
-    params = {"qkv": {"kernel": jnp.asarray(RNG.normal(size=(5, 12)), jnp.float32)}}
-    a, b = RNG.normal(size=(3, 5, 2)), RNG.normal(size=(3, 2, 4))
-    merged = adapt.merged(params, {"qkv": {"a": jnp.asarray(a), "b": jnp.asarray(b)}}, scale=0.5)
-    added = np.concatenate([0.5 * a[i] @ b[i] for i in range(3)], axis=1)
-    np.testing.assert_allclose(merged["qkv"]["kernel"], params["qkv"]["kernel"] + added, atol=1e-5)
-
-
 def test_magnitudes_are_the_norms_of_columns_whatever_the_factors_are():
     """DoRA against a loop over columns; a column of zeros stays."""
     net, images = _Net(), jnp.asarray(RNG.normal(size=(2, 4, 4, 3)), jnp.float32)
