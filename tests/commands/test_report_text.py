@@ -60,7 +60,7 @@ def test_a_run(runs, capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda folder: shutil.rmtree(folder), "holds no run: there is no"),
+        (lambda folder: shutil.rmtree(folder), "holds no run: .*config.json is missing"),
         (lambda folder: (folder / scores_file.FILE).unlink(), "holds no scores.safetensors"),
         (lambda folder: (folder / scores_file.FILE).write_bytes(b"x"), "is damaged"),
         (lambda folder: (folder / "config.json").write_text("{"), "config.json is damaged"),
