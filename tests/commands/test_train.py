@@ -22,7 +22,8 @@ from dmljax.commands import parser, train
 seen = {}
 def note(arguments, overrides):
     seen["flags"] = os.environ.get("XLA_FLAGS", "")
-    seen["jax"] = "jax" in sys.modules
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    seen["jax"] = bridge is not None and bridge.backends_are_initialized()
 train._train = note
 assert main.main(sys.argv[1:]) == 0
 import json
