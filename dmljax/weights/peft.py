@@ -194,7 +194,7 @@ def _options(file: pathlib.Path) -> dict[str, Any]:
         alphas = options["alpha_pattern"]
         reading.check_types(alphas, dict.fromkeys(alphas, float | int))
         wrong = [k for k, v in {"peft_type": "LORA", "bias": "none"}.items() if options[k] != v]
-        wrong += [name for name in ("r", "lora_alpha") if options[name] <= 0]
+        wrong += [name for name in ("r", "lora_alpha") if not options[name] > 0]
         # A regular expression of a stranger could run for ever.
         wrong += ["alpha_pattern" for name in alphas if not re.fullmatch(r"[\w.]+", name)]
         if wrong:
