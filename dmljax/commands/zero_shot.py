@@ -149,5 +149,6 @@ def _print(rows: Sequence[Any], result: Any) -> None:
     text.show(text.comparison(result._replace(scores=scores)))
     for name in result.runs:
         row = by_name[name]
-        about = f"{row.preprocessing}; {row.width:,} dimensions; {seconds_text(row)} s/image"
-        print(f"{name}: {about}" + (f"; {row.license}" if row.license else ""))
+        seconds = "" if row.seconds is None else f"{seconds_text(row)} s/image"
+        parts = row.preprocessing, row.license, f"{row.width:,} dimensions", seconds
+        print(f"{name}: {'; '.join(filter(None, parts))}")
