@@ -81,7 +81,7 @@ def _is_missing(difference: float | None) -> bool:
 
 
 def evaluate(run: Run, evaluator: Evaluator, journal: Journal, workdir: pathlib.Path) -> None:
-    """Scores the backbone on all splits, before training."""
+    """Evaluates the backbone on all splits, before training."""
     score = _score_fn(run, evaluator, workdir)
     for split, prefix in PREFIXES.items():
         if len(run.splits.get(split, ())):

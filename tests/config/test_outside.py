@@ -140,7 +140,9 @@ def test_a_missing_package_that_my_module_imports_is_named_alone(tmp_path, monke
 def test_the_examples_of_the_documents_run_as_typed(tmp_path, monkeypatch):
     """All of them in one run, but for the miner, which that loss does not take."""
     root = pathlib.Path(__file__).parents[2]
-    text = "".join((root / name).read_text() for name in ("CONTRIBUTING.md", "docs/extend.md"))
+    text = "".join(
+        (root / name).read_text() for name in ("CONTRIBUTING.md", "docs/contributing.md")
+    )
     examples = re.findall(r"```py\n(.*?)```", text, re.DOTALL)
     (tmp_path / "my_module.py").write_text("\n\n".join(examples))
     monkeypatch.syspath_prepend(tmp_path)
