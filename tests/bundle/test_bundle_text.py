@@ -171,9 +171,9 @@ def test_the_index_is_searched_by_words(made, tmp_path, capsys):
             assert server.request("POST", "/embed", wrong).status == 400
         answer = server.request("POST", "/search", {"texts": ["x" * 2001]})
         assert answer.status == 422 and "2,000" in answer.json["error"]
-        for text_ in ("\ud800", " "):
-            answer = server.request("POST", "/search", {"texts": [text_]})
-            assert answer.status == 400 and "the text" in answer.json["error"]
+        assert server.request("POST", "/search", {"texts": ["\ud800"]}).status == 400
+        answer = server.request("POST", "/search", {"texts": [" "]})
+        assert answer.status == 422 and "the text" in answer.json["error"]
         answer = server.request("POST", "/search", {"texts": ["x"] * 10_000})
         assert answer.status == 413
 
