@@ -86,6 +86,7 @@ class Batch(NamedTuple):
 
     @property
     def pairs(self) -> Pairs:
+        assert self.mined is not None
         return ops.triplets_to_pairs(self.mined)
 
     def cosines(self) -> Array:
@@ -113,8 +114,8 @@ class Batch(NamedTuple):
             rows = rows._replace(extra=of_rows)
         if of_columns is not None:
             columns = columns._replace(extra=of_columns)
-        options = {"tile": self.tile, "has_whole_columns": self.has_whole_columns}
-        return fold(terms, rows, columns, *params, **options)
+        whole = self.has_whole_columns
+        return fold(terms, rows, columns, *params, tile=self.tile, has_whole_columns=whole)
 
     def reduce_pairs(
         self, entries_fn: Callable, *params: Any, of_rows: Any = None
@@ -186,6 +187,7 @@ def prepare(
         if not within_batch:
             columns = _side(references, reference_labels, jnp.ones(len(references), bool))
         return Batch(rows, columns, None, labels, reduce_fn, tile)
+    pairs: Pairs | Triplets
     if within_batch:
         pairs = ops.pairs(labels, where=where)
     elif isinstance(labels, Pairs):
@@ -268,10 +270,11 @@ def prepare_proxies(
         )
     if not jnp.issubdtype(proxies.dtype, jnp.floating):
         raise ValueError(f"proxies must be floats, not {proxies.dtype}")
-    x, labels, where = mask_rows(x, labels, len(proxies), where)
-    classes, tile = class_rows(ops.widen(proxies), labels, tiles)
-    columns = Side(x, labels, where, labels)
-    return Batch(classes, columns, None, labels, reduce_fn, tile, has_whole_columns=True)
+    vectors, classes_of_rows, counted = mask_rows(x, labels, len(proxies), where)
+    classes, tile = class_rows(ops.widen(proxies), classes_of_rows, tiles)
+    columns = Side(vectors, classes_of_rows, counted, classes_of_rows)
+    options = (None, classes_of_rows, reduce_fn, tile)
+    return Batch(classes, columns, *options, has_whole_columns=True)
 
 
 def prepare_vectors(

@@ -255,6 +255,7 @@ def _over_triplets(
     unit_distances: Any
     select_fn: Callable | None
     reduce_fn, mined = batch.reduce_fn, batch.mined
+    assert mined is not None
     if isinstance(mined, Triplets):
         (positives, negatives), unit_distances, select_fn = mined
         square = unit_distances.shape[0] == unit_distances.shape[1]

@@ -42,8 +42,8 @@ def clip(batch: Batch, *, temperature: Scalar = 0.07) -> Array:
     normalizers = batch.fold(terms, temperature)
     views = ops.normalize(batch.anchors), ops.normalize(batch.references)
     match = jnp.sum(views[0] * views[1], axis=1) / temperature
-    entries = sum(jax.nn.softplus(normalizer - match) for normalizer in normalizers)
-    return batch.reduce(entries / 2, batch.where)
+    images, texts = (jax.nn.softplus(normalizer - match) for normalizer in normalizers)
+    return batch.reduce((images + texts) / 2, batch.where)
 
 
 @view_loss

@@ -94,8 +94,13 @@ def _drawn_rows(proxies: Array, labels: Array, tiles: ClassTiles) -> Side:
         rows = local(proxies, labels, tiles.key)
     else:
         split, everywhere = PartitionSpec(mesh.axis_names[0]), PartitionSpec()
-        specs = {"in_specs": (split, everywhere, everywhere), "out_specs": split}
-        mapped = jax.shard_map(local, mesh=mesh, check_vma=False, **specs)
+        mapped = jax.shard_map(
+            local,
+            mesh=mesh,
+            in_specs=(split, everywhere, everywhere),
+            out_specs=split,
+            check_vma=False,
+        )
         rows = mapped(pad_rows(proxies, mesh.shape[mesh.axis_names[0]]), labels, tiles.key)
     return rows if tiles.unbiased else rows._replace(extra=())
 

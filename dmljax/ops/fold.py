@@ -24,9 +24,9 @@ class Side(NamedTuple):
     """The rows, or the columns, of the matrix of pairs."""
 
     vectors: Array  # [n d]
-    labels: Array  # [n] or multi-hot [n c]
-    where: Array  # [n], those that count
-    positions: Array  # [n], indices in the batch
+    labels: Any  # [n] or multi-hot [n c]; None where masks say the pairs
+    where: Any  # [n], those that count; None: all
+    positions: Any  # [n], indices in the batch; None where masks say the pairs
     extra: Any = ()  # further arrays [n ...]
 
 
