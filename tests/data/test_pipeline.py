@@ -111,7 +111,7 @@ def _main_module(monkeypatch, **attributes):
 
 def test_processes_read_image_files_on_hosts_with_many_cores(photos, tmp_path, monkeypatch):
     """A process starts the main module again: only where that is known to do no harm."""
-    monkeypatch.setattr(pipeline.cores, "count", lambda: 16)
+    monkeypatch.setattr(pipeline.machine, "core_count", lambda: 16)
     free = types.SimpleNamespace(free=64 << 30)
     monkeypatch.setattr(pipeline.shutil, "disk_usage", lambda folder: free)
     module = types.SimpleNamespace(name="dmljax.main")
