@@ -138,7 +138,7 @@ def test_processes_read_image_files_on_hosts_with_many_cores(photos, tmp_path, m
         free.free = megabytes << 20
         assert pipeline.workers_for(photos) == expected
     free.free = 64 << 30
-    monkeypatch.setattr(pipeline.cores, "count", lambda: 4)
+    monkeypatch.setattr(pipeline.machine, "core_count", lambda: 4)
     assert pipeline.workers_for(photos) == 0
 
 
