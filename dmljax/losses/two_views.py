@@ -70,7 +70,8 @@ def siglip(batch: Batch, *, scale: Scalar = 10.0, bias: Scalar = -10.0) -> Array
     def terms(block, scale, bias):
         logits = scale * block.cosines() + bias
         entries = jax.nn.softplus(jnp.where(block.same_positions(), -logits, logits))
-        return (Sum(entries, jnp.broadcast_to(block.columns.where[None, :], entries.shape)),)
+        # Rows that an earlier tile has counted are outside `rows.where`.
+        return (Sum(entries, block.rows.where[:, None] & block.columns.where[None, :]),)
 
     (entries,) = batch.fold(terms, scale, bias)
     return batch.reduce(entries, batch.where)
