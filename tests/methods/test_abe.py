@@ -179,7 +179,7 @@ def test_trained_learners_separate_the_classes(lambda_div):
 
 
 BAD = {
-    "pairs": ({"pairs_fn": "drawn"}, "there is no choice of pairs 'drawn': did you mean 'drawn_pairs'"),
+    "pairs": ({"pairs_fn": "drawn"}, "no choice of pairs 'drawn': did you mean 'drawn_pairs'"),
     "mask": ({"mask_fn": "relu"}, "there is no mask 'relu'. It has: min_max, sigmoid"),
     "share": ({"learners": 5}, "5 learners cannot share 12 features"),
     "divergence": (
