@@ -26,8 +26,8 @@ def test_no_run_changes_the_environment_once_jax_computes(tmp_path, processes):
     (tmp_path / "sitecustomize.py").write_text(_HOOK)
     config = brief(tmp_path, **METHODS["abe"], pictures="page", runtime={"workers": 1}, steps=2)
     config |= {"dataset": {"name": "folder", "root": str(photos(tmp_path)), "split": 0.5}}
-    config |= {"transform": {"name": "squash", "size": 10}}
-    config |= {"eval_transform": {"name": "squash", "size": 10}}
+    config |= {"transform": {"name": "resize", "height": 10, "width": 10}}
+    config |= {"eval_transform": {"name": "resize", "height": 10, "width": 10}}
     # matplotlib sets MPLCONFIGDIR where the home folder cannot be written.
     shell = "unset MPLCONFIGDIR KMP_INIT_AT_FORK KMP_DUPLICATE_LIB_OK CRC32C_SW_MODE XLA_FLAGS; "
     shell += (
