@@ -298,10 +298,10 @@ def arrays_of(origin: start.Start, image_shape: Sequence[int]) -> dict[str, Any]
     weights has.
     """
     arrays = start.read(origin)
-    config = complete(reading.config_of_run(origin.folder))  # it may be of another version
+    config = complete(reading.config_of_run(origin.folder))
+    if named(config["trained"])["name"] == "all":
+        return arrays  # and no name in the config of that run is looked up
     options = resolve.resolve(config, FUNCTIONS)
-    if options.trained["name"] == "all":
-        return arrays
     net, file = net_of(options), options.net.get("weights")
     adapted = adapted_of(options, net, classes=2)
     if file is not None and adapted.method.backbone == ("net",):
