@@ -119,7 +119,7 @@ def test_a_falling_loss_does_not_hide_a_poor_score(tmp_path, capsys):
     config = tiny(tmp_path, **FIELDS, **METHODS["proxies"])
     config["method"] = config["method"] | {"dim": 16}
     config["dataset"] = config["dataset"] | {"path": str(tmp_path / "noisy.npz")}
-    groups = [{"path": "^(net|head)", "norm": "frozen_batch_norm"}]
+    groups = [{"path": "^(net|head)", "frozen": True}]
     config["optimizer"] = {"name": "adam", "rate": 0.5, "groups": groups}
     training.run(config, tmp_path / "run")
     rows = read(tmp_path / "run" / "metrics.jsonl")

