@@ -202,6 +202,6 @@ def main(folder, counts, *names):
 if __name__ == "__main__":
     save_time()
     without_diagnostics = mock.patch.object(base, "diagnostics", lambda *_, **__: {})
-    backbones = mock.patch.object(photos, "_backbone", lambda name: name and BACKBONE)
+    backbones = mock.patch.object(photos, "published_backbone", lambda name: name and BACKBONE)
     with without_diagnostics, backbones, jax.enable_x64(True):
         main(*sys.argv[1:])
