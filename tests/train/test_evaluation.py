@@ -133,8 +133,8 @@ def test_clusters_of_the_end_are_not_computed_before(tmp_path, capsys):
     assert [row["step"] for row in rows if "test/R@1" in row] == [3, 6]
     line = "NMI, AMI, ARI, F1: k-means, the best of 3 by inertia, seed 4"
     assert line in capsys.readouterr().out
-    assert run_folder.score(tmp_path / "run")["NMI"] == scores["NMI"]
-    assert line in capsys.readouterr().out
+    again, lines = run_folder.evaluate(tmp_path / "run")
+    assert again["NMI"] == scores["NMI"] and any(line in text for text in lines)
     with pytest.raises(ValueError, match=r"no score 'NMI'"):
         build(config | {"select": "test/NMI"})
 
