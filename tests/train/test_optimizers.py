@@ -269,7 +269,7 @@ def test_a_schedule_has_its_factors(schedule, expected):
     "group, message",
     [
         ({"pth": "x"}, "not pth"),
-        ({"factor": 2.0}, "no path"),
+        ({"factor": 2.0}, "needs a path"),
         ({"path": "("}, "not a regular"),
         ({"path": "x", "from": -1}, "from must be 0 or more"),
     ],
