@@ -1,17 +1,15 @@
 """The gallery of losses shows every public loss."""
 
-import importlib.util
 import pathlib
 
 import numpy as np
 import pytest
+from system import load_module
 
 from dmljax import losses
 
 PATH = pathlib.Path(__file__).parents[1] / "docs" / "make_gallery.py"
-_spec = importlib.util.spec_from_file_location("make_gallery", PATH)
-gallery = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(gallery)
+gallery = load_module(PATH)
 GROUP = {name: group for group in gallery.GROUPS for name in group.module.__all__}
 LOSSES = sorted({*losses.__all__} - {*losses.memory.__all__, *losses.combinators.__all__})
 

@@ -1,12 +1,11 @@
 """The dataclasses of options complete and check a config, and make the page of all fields."""
 
-import importlib.util
 import json
 import pathlib
 
 import numpy as np
 import pytest
-from system import photos, tiny
+from system import load_module, photos, tiny
 
 from dmljax import recipes
 from dmljax.config import fields, files, resolve
@@ -15,9 +14,7 @@ from dmljax.runs import summary
 from dmljax.train import initial_state, options
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "make_fields.py"
-_spec = importlib.util.spec_from_file_location("make_fields", PAGE)
-make_fields = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(make_fields)
+make_fields = load_module(PAGE)
 SIZED = ["folder", "abe", "dvml", "graph", "multi_similarity", "proxy_anchor", "tinyimagenet"]
 
 

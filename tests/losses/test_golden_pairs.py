@@ -5,19 +5,17 @@ installed.
 """
 
 import functools
-import importlib.util
 import pathlib
 
 import jax
 import numpy as np
 import pytest
+from system import load_module
 
 from dmljax import losses
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
-_spec = importlib.util.spec_from_file_location("golden_pairs", GOLDEN / "pairs.py")
-golden = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(golden)
+golden = load_module(GOLDEN / "pairs.py")
 STORED = dict(np.load(GOLDEN / "pairs.npz"))
 
 # Where the peer is wrong. `test_pairs.py` tests the right value of each.

@@ -1,7 +1,6 @@
 """The cross-batch memory against a deque, and against pytorch-metric-learning over many steps."""
 
 import collections
-import importlib.util
 import math
 import pathlib
 
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numeric import assert_near, gradient
+from system import load_module
 
 from dmljax import losses, ops
 
@@ -100,9 +100,7 @@ def test_a_memory_has_the_rows_and_the_loss_of_a_deque(hardest, masked):
 
 @pytest.mark.parametrize("name", ["contrastive", "ntxent", "triplet"])
 def test_seven_steps_have_the_numbers_of_pytorch_metric_learning(name):
-    spec = importlib.util.spec_from_file_location("golden_proxies", GOLDEN.with_suffix(".py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_module(GOLDEN.with_suffix(".py"))
     memory_loss = losses.cross_batch_memory(getattr(losses, name), size=module.SIZE)
     step = jax.jit(jax.value_and_grad(lambda x, m, y: memory_loss.loss(m, x, y), has_aux=True))
     with np.load(GOLDEN) as golden, jax.enable_x64(True):

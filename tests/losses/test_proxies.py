@@ -1,7 +1,6 @@
 """Proxy losses against plain loops and pytorch-metric-learning (the peer)."""
 
 import functools
-import importlib.util
 import inspect
 import pathlib
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from naive_proxies import CENTERED, NAIVE, NAMES, OPTIONS, compiled, each_loss
 from numeric import assert_near, gradient
+from system import load_module
 
 from dmljax import losses
 
@@ -40,10 +40,7 @@ def test_value_and_gradients_are_those_of_a_loop(name, has_options):
 
 
 def _golden_module():
-    spec = importlib.util.spec_from_file_location("golden_proxies", GOLDEN.with_suffix(".py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(GOLDEN.with_suffix(".py"))
 
 
 with np.load(GOLDEN) as _file:

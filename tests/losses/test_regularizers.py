@@ -1,7 +1,6 @@
 """Regularizers against naive loops and pytorch-metric-learning."""
 
 import functools
-import importlib.util
 import math
 import pathlib
 
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numeric import assert_near, gradient
+from system import load_module
 
 from dmljax import losses
 
@@ -101,9 +101,7 @@ def test_lp_equals_the_loop_for_other_norms_and_powers(unchecked):
 
 
 def test_values_and_gradients_are_those_of_pytorch_metric_learning():
-    spec = importlib.util.spec_from_file_location("golden_proxies", GOLDEN.with_suffix(".py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_module(GOLDEN.with_suffix(".py"))
     inputs = {case: x for case, (x, _) in module.cases().items()}
     inputs["proxies"] = module.proxies()[1]
     compared = set()

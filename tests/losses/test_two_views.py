@@ -1,7 +1,6 @@
 """Two-view losses against naive loops and pytorch-metric-learning."""
 
 import functools
-import importlib.util
 import math
 import pathlib
 
@@ -9,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from numeric import assert_near, gradient
+from system import load_module
 
 from dmljax import losses
 
@@ -98,9 +98,7 @@ def test_value_and_gradients_are_those_of_a_loop(name, has_options):
 
 
 def test_vicreg_is_that_of_pytorch_metric_learning():
-    spec = importlib.util.spec_from_file_location("golden_proxies", GOLDEN.with_suffix(".py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_module(GOLDEN.with_suffix(".py"))
     with np.load(GOLDEN) as golden:
         for case, (x, _) in module.cases().items():
             if case == "one":

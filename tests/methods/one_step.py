@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import importlib.util
 import pathlib
 from typing import Any
 from unittest import mock
@@ -11,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from system import load_module
 
 from dmljax.config import files as config_files
 from dmljax.config.build import build
@@ -59,9 +59,7 @@ class Patches(nn.Module, kw_only=True):
 
 def read(name: str, arg: str | None = None) -> dict[str, Any]:
     """The config that `--config=configs/NAME.py:ARG` reads."""
-    spec = importlib.util.spec_from_file_location(name, CONFIGS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_module(CONFIGS / f"{name}.py")
     return config_files.plain(module.get_config(arg))
 
 

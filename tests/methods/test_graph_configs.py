@@ -1,7 +1,6 @@
 """The configs of the graph method: sizes, rates, decay, and one training step."""
 
 import functools
-import importlib.util
 import pathlib
 
 import jax
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from graph_cases import LOSS, fill_at_random, jit
 from ml_collections import ConfigDict
+from system import load_module
 
 from dmljax import nets
 from dmljax.config import files as config
@@ -26,10 +26,7 @@ SETS = ("cub", "cars", "sop", "inshop")
 
 @functools.cache
 def _module(name):
-    spec = importlib.util.spec_from_file_location(name, CONFIGS / f"{name}_graph.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(CONFIGS / f"{name}_graph.py")
 
 
 @functools.cache

@@ -16,7 +16,7 @@ import numpy as np
 import processes
 from PIL import Image
 from processes import ROOT
-from system import tiny
+from system import load_module, tiny
 
 from dmljax import bundle as bundles
 from dmljax import index as indexes
@@ -24,9 +24,7 @@ from dmljax.bundle import exporting
 from dmljax.index.base import File
 from dmljax.runs import training
 
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import siege
-
+siege = load_module(ROOT / "benchmarks" / "siege.py")
 TOKEN = "a-token-of-many-letters"
 VARIABLES = {"JAX_NUM_CPU_DEVICES": "1", "JAX_NUMPY_RANK_PROMOTION": None}
 HOSTILE = '<script>document.title = "taken"</script>'

@@ -1,6 +1,5 @@
 """The page of the service in a real browser: drop, paste, click, keys, themes, phones."""
 
-import importlib.util
 import json
 import pathlib
 import time
@@ -8,11 +7,10 @@ import time
 import pytest
 from bundle import test_bundle_text
 from service_cases import HOSTILE, TOKEN, indexed, png, served
+from system import load_module
 
 _HELPER = pathlib.Path(__file__).parents[1] / "report" / "browser.py"
-_specification = importlib.util.spec_from_file_location("browser_of_reports", _HELPER)
-browser = importlib.util.module_from_spec(_specification)
-_specification.loader.exec_module(browser)
+browser = load_module(_HELPER)
 
 browser.require()
 made = test_bundle_text.made  # a fixture: the bundle of a tiny CLIP that embeds words
