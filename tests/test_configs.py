@@ -183,5 +183,5 @@ def test_at_full_size_only_large_nets_have_5_million_parameters(file, root_of):
 def test_a_missing_config_file_is_refused_with_similar_names():
     with pytest.raises(FileNotFoundError, match=r"'gliphs.py': did you mean 'glyphs.py'\?"):
         config_files.read(str(CONFIGS[0].with_name("gliphs.py")))
-    with pytest.raises(FileNotFoundError, match=r"no folder confgs for the config 'glyphs.py'"):
+    with pytest.raises(FileNotFoundError, match=r"the folder confgs has no config 'glyphs.py'"):
         config_files.read("confgs/glyphs.py")

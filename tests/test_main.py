@@ -92,7 +92,10 @@ def test_flags_that_differ_from_their_defaults(words, names):
         (["train", "--config=glyphs", "--processes=x"], "argument --processes: invalid int value"),
         (["train", "--config=glyphs", "--processes=2"], "--coordinator and --process must be"),
         (["train", "--config=glyphs", "--workdir="], "--workdir= is empty: name the folder"),
-        (["train", "--config=glyphs", "--config.steps=1e9999"], "steps=inf is not a duration"),
+        (
+            ["train", "--config=glyphs", "--config.steps=1e9999"],
+            "or a name, not inf",
+        ),
         (["study"], "study needs a verb and a file: dmljax study run"),
         (["study", "run", "a.py", "--workdir="], "--workdir= is empty: name the folder"),
         (["evaluate"], "evaluate needs the folder of a run"),

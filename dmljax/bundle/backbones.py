@@ -16,7 +16,7 @@ from safetensors.numpy import save as save_tensors
 from dmljax import at_hand
 from dmljax.bundle import card, exporting, files, loading, models, preprocessing, text
 from dmljax.config import fields
-from dmljax.config.resolve import chosen
+from dmljax.config.registry import chosen
 from dmljax.hints import hint
 from dmljax.methods.assemble import with_backbone
 from dmljax.weights import PUBLISHED, get_command, load

@@ -124,10 +124,10 @@ def at_size(
 
     Then no program resizes them at every call. Models without learned positions stay as they are.
     """
-    from dmljax.config.resolve import resolve
+    from dmljax.config.registry import options_of
     from dmljax.nets import positions
 
-    net = resolve(config, ("net",)).net.function()
+    net = options_of(config, ("net",)).net.function()
     height, width = image_shape[:2]
     new, variables = positions.at_size(net, variables, (height, width))
     if new is net:

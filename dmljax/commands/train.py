@@ -31,7 +31,6 @@ from dmljax.commands.parser import (
     refuse,
 )
 from dmljax.config import files as config_files
-from dmljax.config import sources
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +79,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
             "no --config is given, such as --config=configs/glyphs.py; `dmljax list` lists them"
         )
     if arguments.print:
-        print(sources.table(arguments.config, overrides))
+        print(config_files.table(arguments.config, overrides))
         return 0
     if arguments.dry_run:
         from dmljax.runs import dry_run

@@ -101,7 +101,7 @@ def _keywords(extras: Sequence[str]) -> dict[str, Any]:
 def _convert(path: str, spec: dict[str, Any], to: str, adapter: str | None) -> dict[str, Any]:
     """Converts a file for the net of `spec`, by default with the classifier of the file."""
     from dmljax import weights
-    from dmljax.config.resolve import chosen
+    from dmljax.config.registry import chosen
     from dmljax.weights import loading, names
 
     chosen("net", spec)  # refuses a wrong name before a large file is read

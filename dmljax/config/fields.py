@@ -1,20 +1,25 @@
 """A config as plain data: checked, completed and hashed. Imports no jax."""
 
+import dataclasses
 import hashlib
+import inspect
 import json
+import numbers
+import types
+import typing
+from collections import abc
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from dmljax.config import annotations
-from dmljax.config import files as config_files
-from dmljax.hints import hint
+from dmljax.hints import check_known
 from dmljax.train.options import (
     SECTIONS,
-    SETTINGS,
     Options,
+    Spec,
     allowed_values,
     defaults_of,
     fields_of,
+    takes,
 )
 
 # Sections of a config that cannot change a result, and fields that say where files are. The content
@@ -25,29 +30,21 @@ PATHS = {
     "net": ("weights",),
 }
 _ELSEWHERE = {**PATHS, "start": ("name", "mixed_with")}  # the content of both has a digest
-_OPTIONAL = ("evaluate.clustering", "held_out", "pictures", "start")  # settings that may be None
+# Types of plain values, and their words in messages.
+_PLAIN = {
+    bool: (bool, "True or False"),
+    int: (numbers.Integral, "a whole number"),
+    float: (numbers.Real, "a number"),
+    str: (str, "a name"),
+    types.NoneType: (types.NoneType, "None"),
+}
 
 
-def complete(config: Any) -> dict[str, Any]:
-    """Returns the config with defaults filled in, as plain data that JSON can hold.
-
-    `size` is also filled into the two transforms, where they do not set it. Raises a one-line error
-    for an unknown or missing field, a wrong type, or a value out of range.
-    """
-    config = config_files.plain(config)
-    json.dumps(config)  # raises for what a file cannot hold
-    config = _checked(config, Options, "the config")
-    for name, section in SECTIONS.items():
-        config[name] = _checked(config[name], section, name)
-    if config["size"] is not None:
-        for name in ("transform", "eval_transform"):
-            config[name] = {"size": config["size"], **named(config[name])}
-    return config
-
-
-def with_normalization(config: dict[str, Any], normalization: Any) -> dict[str, Any]:
-    """Returns a completed config that names its normalization, for the run folder."""
-    return {**config, "normalize": config["normalize"] or normalization}
+def plain(config: Any) -> Any:
+    """Returns a ConfigDict, or anything nested, as dicts, lists and scalars."""
+    if isinstance(config, Mapping) or hasattr(config, "items"):
+        return {str(k): plain(v) for k, v in config.items()}
+    return [plain(v) for v in config] if isinstance(config, list | tuple) else config
 
 
 def named(spec: Any) -> Any:
@@ -60,82 +57,105 @@ def short(spec: Any) -> Any:
     return spec["name"] if isinstance(spec, dict) and set(spec) == {"name"} else spec
 
 
-def _checked(values: Any, section: type, title: str) -> dict[str, Any]:
-    """Returns the values of a section with its defaults; raises if one does not fit its field."""
-    fields, prefix = fields_of(section), "" if section is Options else f"{title}."
+def complete(config: Any) -> dict[str, Any]:
+    """Returns the config with defaults filled in, as plain data that JSON can hold.
+
+    `size` is also filled into the two transforms, where they do not set it. Raises a one-line error
+    for an unknown or missing field, a wrong type, or a value out of range.
+    """
+    config = plain(config)
+    json.dumps(config)  # raises for what a file cannot hold
+    config = _complete(config, Options, "")
+    if config["size"] is not None:
+        for name in ("transform", "eval_transform"):
+            config[name] = {"size": config["size"], **named(config[name])}
+    return config
+
+
+def _complete(values: Any, section: type, path: str) -> dict[str, Any]:
+    """Returns the values of a dataclass of options with its defaults, all of them checked."""
+    title, fields = path or "the config", fields_of(section)
     if not isinstance(values, dict):
         raise TypeError(f"{title} has the fields {', '.join(fields)}, so it cannot be {values!r}")
-    if unknown := sorted(set(values) - set(fields)):
-        noun = "field " if section is Options else ""
-        raise ValueError(f"{title} has no {noun}{unknown[0]!r}{hint(unknown[0], fields)}")
-    values = config_files.plain(defaults_of(section)) | values
+    check_known(f"{title} has no field", values, fields)
+    values = plain(defaults_of(section)) | values
     if missing := [name for name in fields if name not in values]:
         meaning = fields[missing[0]].metadata["meaning"]
         raise ValueError(f"{title} does not set {', '.join(missing)} ({missing[0]}: {meaning})")
-    values = {name: values[name] for name in fields}
-    annotations.check(title, values, {n: f.type for n, f in fields.items() if _is_plain(f)})
-    for name, field in fields.items():
-        path, value = f"{prefix}{name}", values[name]
-        if path in SETTINGS:
-            values[name] = _setting(path, value)
-        elif not _fits(value, field):
-            raise ValueError(f"{path} must be {allowed_values(field)}, not {value!r}")
-        elif str(field.type).startswith("Spec") and not _is_spec(value, field):
-            advice = ""
-            if isinstance(value, dict) and "name" not in value:
-                advice = f": set the name of the function, by --config.{name}.name=..."
-            raise TypeError(
-                f"{name} must be a name or dict(name='...', ...), not {value!r}{advice}"
-            )
-    return values
+    prefix = f"{path}." if path else ""
+    return {name: _value(values[name], field, prefix + name) for name, field in fields.items()}
 
 
-def _setting(path: str, value: Any) -> dict[str, Any] | None:
-    """Returns one of several settings (`options.SETTINGS`) as a dict with all of its fields.
-
-    True stands for the first setting, False for None, and a number for a fraction of classes. A
-    dict without a name belongs to the first setting that has its fields.
-    """
-    settings = SETTINGS[path]
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if path == "held_out" and is_number:
-        value = {"name": "last", "fraction": value} if value else None
-    if (value is None or value is False) and path in _OPTIONAL:
-        return None
-    value = named(next(iter(settings)) if value is True else value)
-    if isinstance(value, dict) and "name" not in value and path != "start":
-        names = (name for name, kind in settings.items() if set(value) <= set(fields_of(kind)))
-        value = {"name": next(names, next(iter(settings))), **value}
-    elif isinstance(value, dict) and path == "start":
-        value = {"name": "", **value}  # a study fills it in
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise TypeError(f"{path} must be a name or dict(name='...', ...), not {value!r}")
-    name = "" if path == "start" else value["name"]
-    if name not in settings:
-        raise ValueError(f"{path} has no setting {name!r}{hint(name, settings)}")
-    return _checked(value, settings[name], path)
-
-
-def _is_plain(field: Any) -> bool:
-    """Tells whether a field needs no further check of its type, unlike a `Spec` or a `Length`."""
-    return field.name not in SECTIONS and not str(field.type).startswith(("Spec", "Length"))
-
-
-def _fits(value: Any, field: Any) -> bool:
-    """Tells whether a value of the right type is one of the choices of its field, or in bounds."""
+def _value(value: Any, field: dataclasses.Field, path: str) -> Any:
+    """Returns a checked value; a section and a setting with all of their fields."""
     rule = field.metadata
-    if value is None or isinstance(value, bool) or not rule:
-        return True
-    if isinstance(value, str):
-        return not rule["choices"] or value in rule["choices"]
-    below, least = rule["below"], rule["least"]
-    return (least is None or value >= least) and (below is None or value < below)
+    if field.name in SECTIONS:
+        return _complete(value, SECTIONS[field.name], path)
+    if settings := rule.get("settings"):
+        if path == "held_out" and isinstance(value, int | float) and not isinstance(value, bool):
+            value = {"name": "last", "fraction": value} if value else None
+        if value in (None, False) and takes(field, types.NoneType):
+            return None
+        if isinstance(value := named(next(iter(settings)) if value is True else value), dict):
+            value = {"name": next(iter(settings)), **value}
+        check("", {path: value}, {path: Spec})
+        if (setting := settings.get(value["name"], settings.get(""))) is None:
+            check_known(f"{path} has no setting", [value["name"]], settings)
+        return _complete(value, setting, path)
+    check("", {path: value}, {path: field.type})
+    for item in value if isinstance(value, list) else [value]:
+        fits = not isinstance(item, str) or item in rule.get("choices", (item,))
+        if isinstance(item, int | float) and not isinstance(item, bool):
+            fits = rule.get("least", item) <= item < rule.get("below", item + 1)
+        if not fits:
+            raise ValueError(f"{path} must be {allowed_values(field)}, not {item!r}")
+    return value
 
 
-def _is_spec(value: Any, field: Any) -> bool:
-    if value is None:
-        return "None" in field.type
-    return isinstance(named(value), dict) and isinstance(named(value).get("name"), str)
+def check(name: str, values: Mapping[str, Any], annotations: Mapping[str, Any]) -> None:
+    """Raises TypeError if a value of a config contradicts its annotation; messages call it `name`.
+
+    A list may stand for a tuple, and a whole number for a float. A value passes without an
+    annotation, or with one that a config does not understand.
+    """
+    for key, value in values.items():
+        fits, words = _judge(value, annotations.get(key, Any))
+        if not fits:
+            title = f"{name}: {key}" if name else key
+            raise TypeError(f"{title} must be {words or 'left out'}, not {value!r}")
+
+
+def _judge(value: Any, annotation: Any) -> tuple[bool, str]:
+    """Tells whether a value fits a type, and returns the type in words."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation in _PLAIN:
+        type_, words = _PLAIN[annotation]
+        return isinstance(value, type_) and isinstance(value, bool) == (type_ is bool), words
+    if annotation is Spec:
+        name = named(value).get("name") if isinstance(value, dict | str) else None
+        return isinstance(name, str), "a name or dict(name='...', ...)"
+    if origin in (typing.Union, types.UnionType):
+        judged = dict.fromkeys(_judge(value, argument) for argument in arguments)
+        return any(fits for fits, _ in judged), " or ".join(words for _, words in judged if words)
+    if origin is typing.Literal:
+        return value in arguments, " or ".join(map(repr, arguments))
+    kind = origin or annotation
+    if kind in (tuple, list, abc.Sequence):
+        words = f"a list ({inspect.formatannotation(annotation)})" if arguments else "a list"
+        if not isinstance(value, list | tuple) or not arguments:
+            return isinstance(value, list | tuple), words
+        is_fixed = kind is tuple and arguments[-1] is not ...
+        item_types = arguments if is_fixed else arguments[:1] * len(value)
+        fits = all(_judge(*pair)[0] for pair in zip(value, item_types, strict=False))
+        return fits and len(value) == len(item_types), words
+    if kind in (dict, abc.Mapping):
+        values = value.values() if isinstance(value, dict) and arguments else ()
+        return isinstance(value, dict) and all(_judge(x, arguments[1])[0] for x in values), "a dict"
+    if kind is abc.Callable:
+        return callable(value), "a function"
+    # Other types are such as an array, which no config can hold.
+    is_known = isinstance(annotation, type) and annotation is not Any
+    return not is_known or isinstance(value, annotation), ""
 
 
 class Digests(NamedTuple):
@@ -152,10 +172,8 @@ def essential(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of a completed config that can change a result."""
     fields = {name: value for name, value in config.items() if name not in _IRRELEVANT}
     for name, paths in _ELSEWHERE.items():
-        if isinstance(fields.get(name), dict):
-            fields[name] = {k: v for k, v in fields[name].items() if k not in paths}
-            if set(fields[name]) == {"name"}:  # {"name": "glyphs"} is what "glyphs" means
-                fields[name] = fields[name]["name"]
+        if isinstance(fields.get(name), dict):  # {"name": "glyphs"} is what "glyphs" means
+            fields[name] = short({k: v for k, v in fields[name].items() if k not in paths})
     return fields
 
 
@@ -169,7 +187,7 @@ def digests_of(
     digest give the same result on the same devices. A digest is a pure function of the config.
     """
     content = {"config": essential(config), "data": data, "weights": weights, "start": start}
-    return Digests(_sha256(content), _sha256(content["config"]), data, weights, start)
+    return Digests(_sha256(content), config_digest(config), data, weights, start)
 
 
 def config_digest(config: dict[str, Any]) -> str:

@@ -4,27 +4,29 @@ import ast
 import inspect
 import pathlib
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from dmljax import recipes
+from dmljax.config import fields
+from dmljax.files import reading
 from dmljax.hints import hint
 
 
 def read(name: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """Returns the config that `--config=` names, with overrides such as `--config.steps=500`.
 
-    `name` is a Python file with `get_config()`, such as 'configs/glyphs.py', or a recipe of
-    `dmljax.recipes`, such as 'glyphs'. Both may be followed by arguments: 'abe:dataset=cars196'.
-    An override may set a field that the config leaves to its default.
+    `name` is a Python file with `get_config()`, such as 'configs/glyphs.py', the `config.json` of a
+    run, or a recipe of `dmljax.recipes`, such as 'glyphs'. A file and a recipe may be followed by
+    arguments: 'abe:dataset=cars196'. An override may set a field that the config leaves to its
+    default.
     """
     source, _, argument = str(name).partition(":")
-    get_config = get_config_of(source)
+    get_config = _get_config_of(source)
     try:
-        takes_argument = bool(inspect.signature(get_config).parameters)
-        if argument and not takes_argument:
+        if argument and not inspect.signature(get_config).parameters:
             raise ValueError(f"it takes no argument, so not {argument!r}")
-        config = plain(get_config(argument) if argument else get_config())
+        config = fields.plain(get_config(argument) if argument else get_config())
     except Exception as error:  # a config is the user's program
         raise ValueError(f"{source} does not run: {type(error).__name__}: {error}") from error
     return override(config, overrides)
@@ -36,22 +38,21 @@ def folder_name(name: str) -> str:
     return "-".join([pathlib.Path(source).stem, *filter(None, argument.split(","))])
 
 
-def get_config_of(source: str) -> Callable[..., Any]:
+def _get_config_of(source: str) -> Callable[..., Any]:
     """Returns the `get_config` of a config file, or of a recipe by its name."""
     path = pathlib.Path(source)
     if not path.suffix and len(path.parts) == 1:
-        return _recipe(source)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {path.parent} for the config {path.name!r}")
+        if source not in recipes.NAMES:
+            raise ValueError(
+                f"there is no recipe {source!r}{hint(source, recipes.NAMES)}. A config file is "
+                f"written as configs/{source}.py"
+            )
+        return recipes.config_function(getattr(recipes, source))
     if not path.is_file():
         others = hint(path.name, (other.name for other in path.parent.glob("*.py")))
         raise FileNotFoundError(f"the folder {path.parent} has no config {path.name!r}{others}")
-    if path.suffix == ".json":  # such as the one of a run
-        raise ValueError(
-            f"{path} is not a Python file, as a config is. To repeat a run, write one with "
-            "`import json, pathlib; "
-            f"get_config = lambda: json.loads(pathlib.Path({str(path)!r}).read_text())`"
-        )
+    if path.suffix == ".json":  # of a run
+        return lambda: reading.object_of_run(path)
     return function_of_file(path, "get_config")
 
 
@@ -72,15 +73,6 @@ def function_of_file(path: pathlib.Path, name: str) -> Callable[..., Any]:
         raise ValueError(f"{path} does not run: {type(error).__name__}: {error}") from error
 
 
-def _recipe(name: str) -> Callable[..., Any]:
-    if name not in recipes.NAMES:
-        raise ValueError(
-            f"there is no recipe {name!r}{hint(name, recipes.NAMES)}. A config file is written as "
-            f"configs/{name}.py"
-        )
-    return recipes.config_function(getattr(recipes, name))
-
-
 def override(config: dict[str, Any], flags: Iterable[str]) -> dict[str, Any]:
     """Changes the config by flags such as `--config.steps=500`, and returns it.
 
@@ -96,37 +88,30 @@ def override(config: dict[str, Any], flags: Iterable[str]) -> dict[str, Any]:
         if not key.startswith("--config.") or not equals:
             raise ValueError(f"{flag} is not known; an override is --config.steps=500")
         *parents, leaf = key.removeprefix("--config.").split(".")
-        fields: Any = config
+        section: Any = config
         for parent in parents:
-            fields = _section(fields, parent)
-        if not isinstance(fields, dict):
+            section = _section(section, parent)
+        if not isinstance(section, dict):
             raise ValueError(f"{flag}: {'.'.join(parents)} has no fields")
         try:
-            fields[leaf] = ast.literal_eval(value)
+            section[leaf] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            fields[leaf] = value
+            section[leaf] = value
     return config
 
 
-def _section(fields: Any, name: str) -> Any:
+def _section(section: Any, name: str) -> Any:
     """Returns the fields of a field, or of an item of a list such as 'optimizer.groups.0'."""
-    if isinstance(fields, list):
-        return fields[int(name)] if name.isdecimal() and int(name) < len(fields) else None
-    if not isinstance(fields, dict):
+    if isinstance(section, list):
+        return section[int(name)] if name.isdecimal() and int(name) < len(section) else None
+    if not isinstance(section, dict):
         return None
-    value = fields.get(name)
+    value = section.get(name)
     if isinstance(value, str):
-        fields[name] = {"name": value}
+        section[name] = {"name": value}
     elif value is True or (not isinstance(value, dict | list) and not value):
-        fields[name] = {}  # a setting that is off, or has its defaults
-    return fields[name]
-
-
-def plain(config: Any) -> Any:
-    """Returns a ConfigDict, or anything nested, as dicts, lists and scalars."""
-    if isinstance(config, Mapping) or hasattr(config, "items"):
-        return {str(k): plain(v) for k, v in config.items()}
-    return [plain(v) for v in config] if isinstance(config, list | tuple) else config
+        section[name] = {}  # a setting that is off, or has its defaults
+    return section[name]
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -136,3 +121,37 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, 
             yield from differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
     elif old != new:
         yield path, old, new
+
+
+def table(name: str, overrides: Iterable[str] = ()) -> str:
+    """Returns all values of a config as aligned lines of field, value and source, for `--print`.
+
+    A source is 'command line', 'config file' (or the recipe that it names), or 'default'.
+    """
+    overrides = list(overrides)
+    by_flag = {flag.partition("=")[0].removeprefix("--config."): "" for flag in overrides}
+    sources = {"command line": by_flag, "config file": dict(_leaves(read(name)))}
+
+    def source_of(field: str) -> str:
+        for source, set_fields in sources.items():
+            if any(f"{field}.".startswith(f"{set_field}.") for set_field in set_fields):
+                return source
+        # `fields.complete` fills in the size of a transform.
+        is_size = field in ("transform.size", "eval_transform.size")
+        return source_of("size") if is_size else "default"
+
+    values = list(_leaves(fields.complete(read(name, overrides))))
+    widths = [max(len(field) for field, _ in values), max(len(repr(value)) for _, value in values)]
+    lines = (f"{f:{widths[0]}}  {v!r:{min(widths[1], 48)}}  {source_of(f)}" for f, v in values)
+    return "\n".join(lines)
+
+
+def _leaves(value: Any, field: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields `(field, value)` for all values of a config, such as 'optimizer.groups.0.factor'."""
+    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        value = dict(enumerate(value))
+    if not isinstance(value, dict):
+        yield field, value
+        return
+    for name, item in value.items():
+        yield from _leaves(item, f"{field}.{name}" if field else str(name))

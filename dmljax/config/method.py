@@ -13,8 +13,8 @@ from dmljax import adapt, at_hand
 from dmljax import weights as weights_lib
 from dmljax.adapt import distilled
 from dmljax.adapt.trained import Adapted
-from dmljax.config import resolve
 from dmljax.config.fields import complete, named, short
+from dmljax.config.registry import chosen, options_of, with_defaults
 from dmljax.data.features import Cache
 from dmljax.data.transforms import transform as transform_lib
 from dmljax.files import reading
@@ -54,23 +54,17 @@ def backbone_of(options: Options) -> Backbone:
     """Returns the net with its input, its output and the cache of its features."""
     net = net_of(options)
     normalization = normalization_of(options, net)
-    pooled_output = _pooled_output(options)
-    return Backbone(
-        net,
-        normalization,
-        _input_note(options),
-        pooled_output,
-        _cache(options, normalization, pooled_output),
-    )
+    output = _pooled_output(options)
+    cache = _cache(options, normalization, output) if isinstance(options.features, Cached) else None
+    return Backbone(net, normalization, _input_note(options), output, cache)
 
 
 def net_of(options: Options) -> Any:
     """Returns the net without a head; raises if the config trains it in an impossible way."""
-    weights = options.net.get("weights")
-    if weights and options.start:
+    if options.net.get("weights") and options.start:
         raise ValueError(
-            f"start={options.start.name!r} and net.weights={weights!r} both give the first "
-            "backbone: leave out one of them, such as by --config.net.weights=None"
+            f"start={options.start.name!r} and net.weights={options.net['weights']!r} both give "
+            "the first backbone: leave out one of them, such as by --config.net.weights=None"
         )
     net, trained = options.net.function(), options.trained["name"]
     needs = {
@@ -96,8 +90,7 @@ def adapted_of(options: Options, net: Any, *, classes: int, batch_size: int = 0)
             f"method.memory={memory} cannot hold a batch of {batch_size} images: take at least "
             f"{batch_size}, or 0 for no memory"
         )
-    factory, loss_fn, mine_fn = _functions(options)
-    mining = {} if mine_fn is None else {"mine_fn": mine_fn}
+    factory, loss_fn, mining = functions_of(options)
     method = factory(net, loss_fn, classes=classes, **mining)
     if options.distill:
         output = _pooled_output(options) or "pooled"
@@ -105,49 +98,41 @@ def adapted_of(options: Options, net: Any, *, classes: int, batch_size: int = 0)
     return options.trained.function(method)
 
 
-def check_method(options: Options) -> None:
-    """Raises unless loss, miner and method fit. Reads no data and builds no net."""
-    _functions(options)
+def functions_of(options: Options) -> tuple[Callable, Callable, dict[str, Any]]:
+    """Returns the factory of the method, the loss, and the miner as a keyword of the factory.
 
-
-def _functions(options: Options) -> tuple[Callable, Callable, Callable | RandomMiner | None]:
-    """Returns the factory of the method, the loss and the miner; raises unless they fit."""
-    loss_fn, factory = options.loss.function, options.method.function
-    _check_loss(options)
-    if (dim := options.method.get("dim", 1)) is not None and dim < 1:
-        raise ValueError(f"method.dim={dim}: an embedding has 1 or more dimensions")
-    if not options.miner:
-        return factory, loss_fn, None
-    mine_fn = options.miner.function
+    Raises unless they fit. Reads no data and builds no net.
+    """
+    loss, method, miner = options.loss, options.method, options.miner
+    mine_fn = miner.function if miner else None
+    factory = method.function
+    takes_proxies = "proxies" in inspect.signature(loss.function).parameters
+    is_ours = ":" not in loss["name"] + method["name"]
+    dim, tile = method.get("dim"), loss.get("tile")
+    without_tile = mine_fn or loss.get("mine_fn") or method.get("memory")
+    needs_proxies = method["name"] in _WITH_PROXIES
+    problems = {
+        f"the loss {loss['name']} compares with proxies, which the method {method['name']} does "
+        "not have: --config.method=proxies, or another loss": takes_proxies and not needs_proxies,
+        f"the loss {loss['name']} takes no proxies, which the method {method['name']} compares "
+        "with: --config.method=pairs, or another loss": needs_proxies and not takes_proxies,
+        "loss.reduce_fn=None keeps the entries of the loss, and training needs one number: leave "
+        "it out": loss.get("reduce_fn", "") is None,
+        f"loss.tile={tile} must be a positive integer, and tiles compare rows by their classes "
+        "alone: leave out the tile, or the miner and the memory": (
+            tile is not None and bool(without_tile or tile < 1)
+        ),
+        f"method.dim={dim}: an embedding has 1 or more dimensions": dim is not None and dim < 1,
+    }
+    for message, is_wrong in problems.items():
+        if is_wrong and is_ours:
+            raise ValueError(message)
+    if mine_fn is None:
+        return factory, loss.function, {}
     if "mine_fn" not in inspect.signature(factory).parameters:
-        raise ValueError(f"the method {options.method['name']} takes no miner")
+        raise ValueError(f"the method {method['name']} takes no miner")
     is_random = "key" in inspect.signature(mine_fn).parameters
-    return factory, loss_fn, RandomMiner(mine_fn) if is_random else mine_fn
-
-
-def _check_loss(options: Options) -> None:
-    """Raises unless a loss of dmljax is one number, and has the proxies that it needs."""
-    method, loss = options.method["name"], options.loss["name"]
-    if ":" in method or ":" in loss:
-        return
-    if options.loss.get("reduce_fn", "") is None:
-        raise ValueError(
-            "loss.reduce_fn=None keeps the entries of the loss, and training needs one number: "
-            "leave it out"
-        )
-    tile, memory = options.loss.get("tile"), options.method.get("memory")
-    if tile is not None and (options.miner or options.loss.get("mine_fn") or memory or tile < 1):
-        raise ValueError(
-            f"loss.tile={tile} must be a positive integer, and tiles compare rows by their classes "
-            "alone: leave out the tile, or the miner and the memory"
-        )
-    takes_proxies = "proxies" in inspect.signature(options.loss.function).parameters
-    if takes_proxies == (method in _WITH_PROXIES):
-        return
-    reason = "takes no proxies, which the method {} compares with: --config.method=pairs"
-    if takes_proxies:
-        reason = "compares with proxies, which the method {} does not have: --config.method=proxies"
-    raise ValueError(f"the loss {loss} {reason.format(method)}, or another loss")
+    return factory, loss.function, {"mine_fn": RandomMiner(mine_fn) if is_random else mine_fn}
 
 
 def _pooled_output(options: Options) -> str | None:
@@ -182,7 +167,7 @@ def normalization_of(options: Options, net: Any) -> Spec:
     if options.normalize is None:
         of_net = getattr(net, "expected_normalization", None) or "imagenet"
         spec = expected or (of_net if isinstance(of_net, str) else dict(of_net))
-        return resolve.chosen("normalize", spec)
+        return chosen("normalize", spec)
     force = options.normalize.get("force") is True
     if expected is not None and not force and _input(options.normalize) != _input(expected):
         raise ValueError(
@@ -208,11 +193,15 @@ def _input_note(options: Options) -> str:
         return ""
     if (published := expected_preprocessing(weights)) is None:
         return ""
-    actual, expected = _compared(transform), _compared(published.transform)
-    size = actual.shapes((256, 256))[-1][0]
-    of_size = _compared({**published.transform, "size": size})
-    has_size = abs(size - published.transform["size"]) <= _SIZE_TOLERANCE
-    if has_size and of_size.operations == actual.operations:
+    size = published.transform["size"]
+    actual_size = with_defaults(transform)["size"]
+    if abs(actual_size - size) <= _SIZE_TOLERANCE:
+        size = actual_size
+    actual, expected = (
+        transform_of(chosen("eval_transform", {**spec, "scaled_decode": False}))
+        for spec in (transform, {**published.transform, "size": size})
+    )
+    if actual.operations == expected.operations:
         return ""
     spec = {k: v for k, v in published.transform.items() if k != "scaled_decode"}
     return (
@@ -222,27 +211,14 @@ def _input_note(options: Options) -> str:
     )
 
 
-def _compared(spec: Mapping[str, Any]) -> transform_lib.Transform:
-    """Builds a transform without `scaled_decode`; its title shows size, shorter side and filter."""
-    transform = resolve.chosen("eval_transform", spec)
-    values, names = resolve.with_defaults(transform), ("size", "shorter", "filter")
-    options = {name: values[name] for name in names if name in values}
-    return transform_lib.bind(transform.partial.func, **options)
-
-
-def _cache(options: Options, normalization: Spec, output: str | None) -> Cache | None:
-    """Returns the cache of the features that `options` need; None without cached features."""
-    if not isinstance(options.features, Cached):
-        return None
-    if options.trained["name"] != "last":
+def _cache(options: Options, normalization: Spec, output: str | None) -> Cache:
+    """Returns the cache of the features that `options` need."""
+    assert isinstance(options.features, Cached)
+    if options.trained["name"] != "last" or output is None:
         raise ValueError(
-            "features='cached' needs a backbone that does not learn: --config.trained=last, or "
-            "leave it out by --config.features=computed"
-        )
-    if output is None:
-        raise ValueError(
-            "features='cached' keeps pooled features: leave out method.pool_fn, take global_max or "
-            "class_and_mean, or --config.features=computed"
+            "features='cached' keeps the pooled features of a backbone that does not learn: set "
+            "--config.trained=last, and leave out method.pool_fn, or take global_max or "
+            "class_and_mean; or --config.features=computed"
         )
     if options.start is not None:
         weights = start.find(options.start.name).digest
@@ -250,7 +226,6 @@ def _cache(options: Options, normalization: Spec, output: str | None) -> Cache |
         file = options.net["weights"]
         initial_state.check_file(file)
         weights = file_digest(file)
-    with_defaults = resolve.with_defaults
     of_net, of_normalization = with_defaults(options.net), with_defaults(normalization)
     of_net.pop("weights", None)
     of_normalization.pop("force", None)
@@ -283,12 +258,12 @@ def first_weights(folder: str | None, weights: str | None) -> str | None:
 
     Runs may start from each other in a row; the first of them may have begun with such a file.
     """
-    if folder is None:
-        return weights
-    if (before := config_of(folder)) is None:
-        return None
-    origin = before["start"] and before["start"]["name"]
-    return first_weights(origin, named(before["net"]).get("weights"))
+    while folder is not None:
+        if (before := config_of(folder)) is None:
+            return None
+        folder = before["start"] and before["start"]["name"]
+        weights = named(before["net"]).get("weights")
+    return weights
 
 
 def arrays_of(origin: start.Start, image_shape: Sequence[int]) -> dict[str, Any]:
@@ -301,7 +276,7 @@ def arrays_of(origin: start.Start, image_shape: Sequence[int]) -> dict[str, Any]
     config = complete(reading.config_of_run(origin.folder))
     if named(config["trained"])["name"] == "all":
         return arrays  # and no name in the config of that run is looked up
-    options = resolve.resolve(config, FUNCTIONS)
+    options = options_of(config, FUNCTIONS)
     net, file = net_of(options), options.net.get("weights")
     adapted = adapted_of(options, net, classes=2)
     if file is not None and adapted.method.backbone == ("net",):
@@ -317,28 +292,20 @@ def arrays_of(origin: start.Start, image_shape: Sequence[int]) -> dict[str, Any]
 
 def taken_of(options: Options, method: Method, shapes: TrainState) -> start.Taken | None:
     """Returns what a run that starts from another one may take from it besides the backbone."""
-    origin = options.start
+    origin, name = options.start, options.method["name"]
     backbone = adapt.paths_under(method.backbone, adapt.paths_of(shapes.params))
     if not backbone and (origin is not None or options.trained["name"] != "all"):
         raise ValueError(
-            f"the method {options.method['name']} has no parameters at "
-            f"{', '.join(method.backbone)}: say where its backbone is by Method(..., backbone=...)"
+            f"the method {name} has no parameters at {', '.join(method.backbone)}: say where its "
+            "backbone is by Method(..., backbone=...)"
         )
-    if origin is None:
-        return None
-    if origin.mixed_with is not None and (origin.takes != "all" or origin.mixed_fraction > 1):
-        raise ValueError(
-            f"start.mixed_with={origin.mixed_with!r} averages all parameters: it needs "
-            f"start.takes='all', not {origin.takes!r}, and a start.mixed_fraction from 0 to 1, not "
-            f"{origin.mixed_fraction}"
-        )
-    if origin.takes != "all":
+    if origin is None or origin.takes != "all":
         return None
     if method.per_class is None:
         raise ValueError(
-            f"start: the method {options.method['name']} does not say which parameters have a row "
-            "for each class: write Method(..., per_class=()) for none, or take the backbone alone "
-            "by --config.start.takes=backbone"
+            f"start: the method {name} does not say which parameters have a row for each class: "
+            "write Method(..., per_class=()) for none, or take the backbone alone by "
+            "--config.start.takes=backbone"
         )
     names = start.flat(shapes.params, shapes.model_state)
     per_class = adapt.paths_under([f"params/{path}" for path in method.per_class], names)

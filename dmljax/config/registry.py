@@ -1,96 +1,108 @@
-"""Names in configs become functions, from a table of names for each kind of function.
+"""Names in configs become functions: tables of names, and `Options` with functions in them.
 
 The names of a kind are those in `__all__` of its module whose functions take the arguments that the
 kind requires. So a new loss is found by its name as soon as its module exports it, and a helper
 next to it, such as `sampling.coverage`, is not mistaken for a sampler. Imports no jax.
 """
 
+import dataclasses
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dmljax.config.annotations import check, namespace
+from dmljax.config.fields import check, named
 from dmljax.files.reading import FileText
 from dmljax.hints import hint
+from dmljax.train import optimizers
+from dmljax.train.options import SECTIONS, Options, Spec, fields_of, takes
 
 
 class Kind(NamedTuple):
     """A kind of function that a config can name, and the arguments that it must take.
 
-    The caller passes at least `positional` arguments by position (None: the caller itself tells
-    the forms of a function apart), and the `keywords` by name. Where
-    the arguments do not identify the kind, `only` lists the names of its functions, or `excludes`
-    the names of other functions in the modules.
+    The caller passes at least `positional` arguments by position (None: any number), and the
+    `keywords` by name. Where the arguments do not identify the kind, `only` lists the names of its
+    functions, or `excludes` the names of other functions in the modules.
     """
 
     title: str
-    modules: tuple[str, ...]
+    modules: str  # below dmljax, without a dot in front
     positional: int | None = 0
-    keywords: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()
-    excludes: tuple[str, ...] = ()
-
-
-def _choice(title: str, modules: str, positional: int, only: str) -> Kind:
-    return Kind(title, tuple(modules.split()), positional, only=tuple(only.split()))
+    only: str = ""
+    keywords: str = ""
+    excludes: str = ""
 
 
 # Kinds of functions by the names that `resolve` takes.
 KINDS = {
-    "dataset": Kind("data set", ("dmljax.data.datasets",)),
-    "sampler": Kind("sampler", ("dmljax.data.sampling",), 1, ("seed", "step")),
-    "transform": Kind("transform", ("dmljax.data.transforms",), None),
-    "normalization": Kind(
-        "normalization", ("dmljax.weights.preprocessing",), 1, excludes=("inputs", "title")
-    ),
-    "net": Kind("net", ("dmljax.nets",)),
-    "method": Kind("method", ("dmljax.methods",), 2, ("classes",)),
+    "dataset": Kind("data set", "data.datasets"),
+    "sampler": Kind("sampler", "data.sampling", 1, keywords="seed step"),
+    "transform": Kind("transform", "data.transforms", None),
+    "normalization": Kind("normalization", "weights.preprocessing", 1, excludes="inputs title"),
+    "net": Kind("net", "nets"),
+    "method": Kind("method", "methods", 2, keywords="classes"),
     # Losses of two views take no labels, so that no method can use them.
-    "loss": Kind("loss", ("dmljax.losses",), 2, excludes=("clip", "siglip", "stats", "vicreg")),
-    "miner": Kind("miner", ("dmljax.miners",), 2),
-    "optimizer": _choice("optimizer", "dmljax.train.optimizers", 0, "adam radam rmsprop sgd"),
-    "adaptation": Kind(
-        "choice of what learns", ("dmljax.adapt.trained",), 1, excludes=("Adapted",)
-    ),
-    "metric": Kind("metric", ("dmljax.metrics.ranking", "dmljax.metrics.clusters"), 1),
-    "schedule": Kind("schedule", ("dmljax.train.schedules",), 0, ("total",)),
-    "value": _choice("schedule of a value", "dmljax.train.schedules", 1, "ramp"),
+    "loss": Kind("loss", "losses", 2, excludes="clip siglip stats vicreg"),
+    "miner": Kind("miner", "miners", 2),
+    "optimizer": Kind("optimizer", "train.optimizers", 0, "adam radam rmsprop sgd"),
+    "adaptation": Kind("choice of what learns", "adapt.trained", 1, excludes="Adapted"),
+    "metric": Kind("metric", "metrics.ranking metrics.clusters", 1),
+    "schedule": Kind("schedule", "train.schedules", 0, keywords="total"),
+    "value": Kind("schedule of a value", "train.schedules", 1, "ramp"),
 }
-_ABE, _DVML, _GRAPH = "dmljax.methods.abe", "dmljax.methods.dvml", "dmljax.methods.graph"
 _DENSE = "Dense centered_dense glorot_dense kaiming_dense mlp orthogonal_dense"
 _DISTANCES = "cosine dot euclidean snr squared_euclidean unit_euclidean"
 _RECONSTRUCTIONS = "reconstruction_half_sum reconstruction_mean_square reconstruction_norm"
-_SELECTION = Kind("selection", ("dmljax.miners.selections",), 3)
+_HEADS = "average_heads concatenate_heads"
 # Keywords whose values in a config name functions, such as `reduce_fn='sum'`.
 ARGUMENTS = {
-    "activation_fn": _choice("activation", "jax.nn", 1, "elu gelu relu silu softplus tanh"),
-    "attention_fn": _choice("attention", "dmljax.nets.attention", 0, "dot dot_plus_one gat gatv2"),
-    "combine_fn": _choice(
-        "combination of heads", "dmljax.nets.attention", 1, "average_heads concatenate_heads"
+    "activation_fn": Kind("activation", "jax.nn", 1, "elu gelu relu silu softplus tanh"),
+    "attention_fn": Kind("attention", "nets.attention", 0, "dot dot_plus_one gat gatv2"),
+    "combine_fn": Kind("combination of heads", "nets.attention", 1, _HEADS),
+    "dense_fn": Kind("linear layer", "nets.layers", 0, _DENSE),
+    "deviation_fn": Kind(
+        "deviation", "methods.dvml", 1, "log_variance_as_deviation standard_deviation"
     ),
-    "dense_fn": _choice("linear layer", "dmljax.nets.layers", 0, _DENSE),
-    "deviation_fn": _choice("deviation", _DVML, 1, "log_variance_as_deviation standard_deviation"),
-    "distance_fn": _choice("distance", "dmljax.ops", 2, _DISTANCES),
-    "divergence_fn": _choice("divergence of learners", _ABE, 1, "divergence mean_divergence"),
-    "edges_fn": _choice("function of edges", _GRAPH, 1, "similarity_edges similarity_graph"),
-    "mask_fn": _choice("mask", f"jax.nn {_ABE}", 1, "min_max sigmoid"),
+    "distance_fn": Kind("distance", "ops", 2, _DISTANCES),
+    "divergence_fn": Kind("divergence", "methods.abe", 1, "divergence mean_divergence"),
+    "edges_fn": Kind("function of edges", "methods.graph", 1, "similarity_edges similarity_graph"),
+    "mask_fn": Kind("mask", "jax.nn methods.abe", 1, "min_max sigmoid"),
     "mine_fn": KINDS["miner"],
-    "mlp_fn": _choice("step of a block", f"{_GRAPH}.nets", 1, "identity mlp"),
-    "neg_fn": _SELECTION,
-    "norm": _choice("norm", "dmljax.nets.layers", 0, "batch_norm frozen_batch_norm"),
-    "pairs_fn": _choice("choice of pairs", _ABE, 1, "drawn_pairs"),
-    "penalty_fn": Kind("penalty", ("dmljax.losses.pnp_penalties",), 1),
-    "pool_fn": Kind("pool", ("dmljax.nets.pools",), 1),
-    "pos_fn": _SELECTION,
-    "positive_fn": _choice("edge weight", f"{_GRAPH}.nets", 2, "rectified shifted"),
-    "reconstruction_fn": _choice("reconstruction", _DVML, 2, _RECONSTRUCTIONS),
-    "reduce_fn": _choice("reduction", "dmljax.ops", 2, "mean mean_of_active sum"),
-    "similarity_fn": _choice("similarity", f"{_GRAPH}.nets", 1, "correlation dot_products"),
+    "mlp_fn": Kind("step of a block", "methods.graph.nets", 1, "identity mlp"),
+    "neg_fn": Kind("selection", "miners.selections", 3),
+    "norm": Kind("norm", "nets.layers", 0, "batch_norm frozen_batch_norm"),
+    "pairs_fn": Kind("choice of pairs", "methods.abe", 1, "drawn_pairs"),
+    "penalty_fn": Kind("penalty", "losses.pnp_penalties", 1),
+    "pool_fn": Kind("pool", "nets.pools", 1),
+    "pos_fn": Kind("selection", "miners.selections", 3),
+    "positive_fn": Kind("edge weight", "methods.graph.nets", 2, "rectified shifted"),
+    "reconstruction_fn": Kind("reconstruction", "methods.dvml", 2, _RECONSTRUCTIONS),
+    "reduce_fn": Kind("reduction", "ops", 2, "mean mean_of_active sum"),
+    "similarity_fn": Kind("similarity", "methods.graph.nets", 1, "correlation dot_products"),
 }
-_RULES = KINDS | ARGUMENTS
+_CALLED = Kind("function for evaluate.call", "", 1, keywords="step workdir")
+_RULES = {**KINDS, **ARGUMENTS, "call": _CALLED}
+# Kinds of functions by the fields that name them, where the kind is not the name of the field.
+_KINDS = {"eval_transform": "transform", "normalize": "normalization", "trained": "adaptation"}
+# Keywords of a field that are not arguments of its function, with their types.
+EXTRAS: Mapping[str, Mapping[str, Any]] = {
+    # Fractions of the training split; whether an epoch has as many steps as with all images.
+    "dataset": {"image_fraction": float, "class_fraction": float, "full_epochs": bool},
+    "net": {"weights": str | None},
+    "normalize": {"force": bool},
+    "optimizer": {
+        name: parameter.annotation
+        for name, parameter in inspect.signature(optimizers.build).parameters.items()
+        if name not in ("direction", "schedule", "backbone")
+    },
+    "sampler": {"every": int | str},
+    # Lengths, which `config.timing` turns into steps.
+    "schedule": {"warmup": int | str, "at": Sequence[int | str]},
+}
 
 # Kinds whose functions may have values that change from step to step.
 _STEPPED = ("loss", "miner", "mine_fn", "divergence_fn")
@@ -103,23 +115,17 @@ _LIBRARY = ("losses", "methods", "miners", "nets", "ops")
 def table(kind: str) -> Mapping[str, Callable]:
     """Returns the functions of a kind by their names."""
     rule = _RULES[kind]
-    exported: dict[str, Any] = {}
-    for module in map(importlib.import_module, rule.modules):
-        names = [name for name in rule.only if hasattr(module, name)] or module.__all__
-        exported |= {name: getattr(module, name) for name in names}
-    if rule.only:
-        return exported
-    functions = {
-        name: value
-        for name, value in exported.items()
-        if inspect.isroutine(value)
-        or inspect.isclass(value)
-        or isinstance(value, functools.partial)
-    }
+    functions: dict[str, Any] = {}
+    for name in rule.modules.split():
+        module = importlib.import_module(name if name == "jax.nn" else f"dmljax.{name}")
+        names = [name for name in rule.only.split() if hasattr(module, name)] or module.__all__
+        functions |= {name: getattr(module, name) for name in names}
+    kinds = (type, functools.partial, types.FunctionType)
     return {
         name: function
         for name, function in functions.items()
-        if name not in rule.excludes and _misfit(function, rule) is None
+        if rule.only or (isinstance(function, kinds) and _misfit(function, rule) is None)
+        if name not in rule.excludes.split()
     }
 
 
@@ -144,111 +150,96 @@ def resolve(
     from outside dmljax. Unknown names and keywords, and values of a wrong type, raise. `extras` are
     the types of the keywords that the caller reads from `spec`, and the function does not take.
     """
-    rule = _RULES[kind]
     keywords: dict[str, Any] = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
     if not isinstance(name := keywords.pop("name", None), str):
-        raise ValueError(f"{spec!r} does not name a {rule.title}: write dict(name='...', ...)")
-    function = own_function(name, rule) if ":" in name else _public_function(name, kind)
+        raise ValueError(
+            f"{spec!r} does not name a {_RULES[kind].title}: write dict(name='...', ...)"
+        )
+    function = _function(name, kind)
     check(kind, {key: keywords.pop(key) for key in extras if key in keywords}, extras)
-    parameters = inspect.signature(function).parameters
+    try:
+        parameters = inspect.signature(function, eval_str=True).parameters
+    except (NameError, SyntaxError, TypeError):  # annotations of the user, for other tools
+        parameters = inspect.signature(function).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        names = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
+        known = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
         for keyword in keywords:
-            if keyword not in names:
+            if keyword not in known:
                 raise TypeError(
-                    f"{name} has no argument {keyword!r}{hint(keyword, [*names, *extras])}"
+                    f"{name} has no argument {keyword!r}{hint(keyword, [*known, *extras])}"
                 )
-    annotations = {n: p.annotation for n, p in parameters.items() if p.annotation is not p.empty}
-    schedules = {
-        key: resolve("value", keywords.pop(key))
-        for key, value in list(keywords.items())
-        if kind in _STEPPED
-        and key not in ARGUMENTS
-        and _is_scheduled(value, annotations.get(key), namespace(function))
-    }
-    for key, value in keywords.items():
+    schedules: dict[str, Callable] = {}
+    for key, value in list(keywords.items()):
         if key in ARGUMENTS and isinstance(value, str | Mapping):
             argument = resolve(key, value)
             keywords[key] = argument if argument.keywords else argument.func
-    check(name, keywords, annotations, names=namespace(function))
-    return functools.partial(Scheduled(function, schedules) if schedules else function, **keywords)
+        elif kind in _STEPPED and _names_a_function(value):
+            schedules[key] = resolve("value", keywords.pop(key))
+    annotations = {n: p.annotation for n, p in parameters.items() if p.annotation is not p.empty}
+    check(name, keywords, annotations)
+    return functools.partial(_scheduled(function, schedules) if schedules else function, **keywords)
 
 
-def _public_function(name: str, kind: str) -> Callable:
-    """Returns the function of dmljax with this name; raises, and lists the names, if none has."""
-    if name in table(kind):
-        return table(kind)[name]
-    advice = ""
-    if "." in name:
-        module, _, function_name = name.rpartition(".")
-        advice = f". A function of your own is written as '{module}:{function_name}'"
-    known = hint(name, table(kind), where=f"dmljax list {plural(kind)}")
-    raise ValueError(f"there is no {_RULES[kind].title} {name!r}{known}{advice}")
+def _function(name: str, kind: str) -> Callable:
+    """Returns the function of a kind that a name means; raises, and lists the names, without."""
+    rule = _RULES[kind]
+    if ":" in name:
+        function = _import(name)
+        if (misfit := _misfit(function, rule)) is not None:
+            raise ValueError(f"{name!r} is not a {rule.title}: {misfit}")
+        return function
+    functions = table(kind)
+    if name not in functions:
+        where = f"dmljax list {plural(kind)}" if functions else ""
+        raise ValueError(
+            f"there is no {rule.title} {name!r}{hint(name, functions, where=where)}. "
+            "A function of your own is written as 'my_package.my_module:my_function'"
+        )
+    return functions[name]
 
 
-def _is_scheduled(value: Any, annotation: Any, names: Mapping[str, Any]) -> bool:
-    """Tells whether a keyword that takes a number has a function of the step as its value."""
-    if not (isinstance(value, Mapping) and "name" in value) and ":" not in str(value):
-        return False
-
-    def fits(other: Any) -> bool:
-        try:
-            check("", {"": other}, {"": annotation}, names=names)
-        except (TypeError, ValueError):
-            return False
-        return True
-
-    return annotation is None or (fits(0.5) and not fits(value))
+def _names_a_function(value: Any) -> bool:
+    """Tells whether the value of a number in a config is a function of the step instead."""
+    return "name" in value if isinstance(value, Mapping) else ":" in str(value)
 
 
-class Scheduled:
-    """`func(..., **{name: fn(step)})`: a function with keywords that depend on the step.
+def _scheduled(function: Callable, schedule_fns: Mapping[str, Callable]) -> Callable:
+    """Returns `function(..., **{name: fn(step)})`: some of its keywords depend on the step.
 
     It takes `step` as a keyword, and no longer the keywords of `schedule_fns`.
     """
+    signature = inspect.signature(function)
+    takes_step = "step" in signature.parameters
+    parameters = {n: p for n, p in signature.parameters.items() if n not in schedule_fns}
+    parameters["step"] = inspect.Parameter("step", inspect.Parameter.KEYWORD_ONLY)
 
-    def __init__(self, func: Callable, schedule_fns: Mapping[str, Callable]):
-        self.func, self.schedule_fns = func, schedule_fns
-        signature = inspect.signature(func)
-        self._takes_step = "step" in signature.parameters
-        parameters = {n: p for n, p in signature.parameters.items() if n not in schedule_fns}
-        parameters["step"] = inspect.Parameter("step", inspect.Parameter.KEYWORD_ONLY)
-        ordered = sorted(parameters.values(), key=lambda parameter: parameter.kind)
-        self.__signature__ = signature.replace(parameters=ordered)
+    @functools.wraps(function)
+    def call(*args: Any, step: Any, **keywords: Any) -> Any:
+        values = {name: schedule_fn(step) for name, schedule_fn in schedule_fns.items()}
+        values |= {"step": step} if takes_step else {}
+        return function(*args, **values, **keywords)
 
-    def __call__(self, *args: Any, step: Any, **keywords: Any) -> Any:
-        values = {name: schedule_fn(step) for name, schedule_fn in self.schedule_fns.items()}
-        values |= {"step": step} if self._takes_step else {}
-        return self.func(*args, **values, **keywords)
-
-
-def own_function(name: str, rule: Kind) -> Callable:
-    """Returns the function 'package.module:function' from outside dmljax; it must fit `rule`."""
-    if ":" not in str(name):
-        raise ValueError(
-            f"{name!r} is not a {rule.title}: write 'my_package.my_module:my_function'"
-        )
-    function = _import(name)
-    if (misfit := _misfit(function, rule)) is not None:
-        raise ValueError(f"{name!r} is not a {rule.title}: {misfit}")
-    return function
+    ordered = sorted(parameters.values(), key=lambda parameter: parameter.kind)
+    vars(call).update(__signature__=signature.replace(parameters=ordered))
+    return call
 
 
 def _misfit(function: Callable, rule: Kind) -> str | None:
     """Returns the reason why a function cannot be called as `rule` says, or None."""
-    parameters = inspect.signature(function).parameters.values()
-    kinds = {p.kind for p in parameters}
-    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    by_name = {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-    missing = [name for name in rule.keywords if name not in by_name]
-    if missing and inspect.Parameter.VAR_KEYWORD not in kinds:
-        return f"it does not take {' and '.join(missing)}"
-    if rule.positional is None:
-        return None
-    if len(by_position) < rule.positional and inspect.Parameter.VAR_POSITIONAL not in kinds:
-        return f"it does not take {rule.positional} arguments by position"
-    if not rule.positional and any(p.default is p.empty for p in by_position):
-        return "it needs arguments that a config cannot give"
+    signature = inspect.signature(function)
+    required = [
+        p.name
+        for p in signature.parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+    ]
+    if rule.positional == 0 and required:
+        return f"it needs the argument {required[0]!r}, which a config cannot give"
+    try:
+        keywords = dict.fromkeys(rule.keywords.split())
+        signature.bind_partial(*[None] * (rule.positional or 0), **keywords)
+    except TypeError as error:
+        needed = ", ".join([f"{rule.positional} arguments by position", *keywords])
+        return f"it must take {needed}: {error}"
     return None
 
 
@@ -268,10 +259,63 @@ def _import(name: str) -> Callable:
                 f"{name.path} names {name!r}, which is not a public function of dmljax"
             )
         return getattr(imported, attribute)
-    except ModuleNotFoundError as error:
+    except (ImportError, AttributeError) as error:
         advice = ""
-        if error.name == package:  # and not a module that the user's own one imports
+        if isinstance(error, ModuleNotFoundError) and error.name == package:
             advice = f". The folder that contains {package} must be in PYTHONPATH"
         raise ValueError(f"{name!r} cannot be imported: {error}{advice}") from error
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{name!r} cannot be imported: {error}") from error
+
+
+def chosen(field: str, value: str | Mapping[str, Any]) -> Spec:
+    """Returns the function that the value of a field names."""
+    spec = named(value)
+    return Spec(spec, resolve(_KINDS.get(field, field), spec, extras=EXTRAS.get(field, {})))
+
+
+def with_defaults(spec: Spec) -> dict[str, Any]:
+    """Returns a spec as a dict with the plain defaults of its function, for digests.
+
+    Defaults that are functions are left out. Functions in `spec` stay names.
+    """
+    parameters = inspect.signature(spec.partial.func).parameters.values()
+    plain = (bool, int, float, str, tuple, type(None))
+    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return {k: v for k, v in defaults.items() if isinstance(v, plain)} | spec
+
+
+def options_of(config: Mapping[str, Any], only: Collection[str] | None = None) -> Options:
+    """Returns the options of a completed config, with a function in every `Spec`.
+
+    Raises a one-line error for an unknown name, an unknown argument or a value of a wrong type.
+    With `only`, names in other fields stay plain data, and their modules are not imported. Lists
+    become tuples, and `evaluate.frozen` is decided.
+    """
+    options = _section(Options, _tuples(config), only)
+    if options.evaluate.frozen is not None:
+        return options
+    evaluate = dataclasses.replace(options.evaluate, frozen=options.has_pretrained)
+    return dataclasses.replace(options, evaluate=evaluate)
+
+
+def _section(section: type, values: Mapping[str, Any], only: Collection[str] | None) -> Any:
+    def value_of(name: str, field: dataclasses.Field) -> Any:
+        value, is_resolved = values[name], only is None or name in only
+        if name in SECTIONS:
+            return _section(SECTIONS[name], value, only if only is None else ())
+        if value is None:
+            return None
+        if settings := field.metadata.get("settings"):
+            return settings.get(value["name"], settings.get(""))(**value)
+        if name == "metrics" and is_resolved:
+            return tuple(x if x == "all" else chosen("metric", x) for x in value)
+        if takes(field, Spec):
+            return chosen(name, value) if is_resolved else Spec(named(value))
+        return value
+
+    return section(**{name: value_of(name, field) for name, field in fields_of(section).items()})
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _tuples(v) for k, v in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value

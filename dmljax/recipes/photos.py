@@ -1,6 +1,8 @@
 """Runs that reproduce no paper: characters that need no download, and folders of photographs."""
 
 import inspect
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from dmljax import at_hand
@@ -32,17 +34,13 @@ def glyphs(*, loss: str = "multi_similarity") -> dict[str, Any]:
     with 4 images in a batch, losses against proxies 128 classes with one image, and proxies that
     learn at 30 times the rate.
     """
-    by_loss = _fields_of(loss, classes=32, dim=64)
     return {
+        **_by_loss(loss, classes=32, dim=64, optimizer={"rate": 3e-3, "decay": 1e-4}),
         "dataset": {"name": "glyphs"},
         "transform": "glyphs_train",
         "eval_transform": "unchanged",
         "normalize": "unit",
-        "sampler": by_loss["sampler"],
         "net": {"name": "convnet", "strides": (2, 2, 1, 2, 1)},
-        "method": by_loss["method"],
-        "loss": by_loss["loss"],
-        "optimizer": {"name": "adam", "rate": 3e-3, "decay": 1e-4, **by_loss["optimizer"]},
         "schedule": {"name": "cosine", "warmup": 20},
         "steps": 650,
         "evaluate": {"every": 325},
@@ -85,29 +83,22 @@ def folder(
     return _head(loss or "supcon", backbone)
 
 
-def _on(dataset: str, train: str | None, net: str | None, loss: str | None) -> dict[str, Any]:
-    """Returns the fields of `folder` for a published data set."""
-    return {**folder(loss=loss, train=train, net=net), "dataset": dataset, "unreadable": "raise"}
+def _of_data_set(name: str, dataset: str, title: str) -> Callable[..., dict[str, Any]]:
+    def recipe(
+        *, train: str | None = None, net: str | None = None, loss: str | None = None
+    ) -> dict[str, Any]:
+        config = folder(loss=loss, train=train, net=net)
+        return {**config, "dataset": dataset, "unreadable": "raise"}
+
+    recipe.__name__ = recipe.__qualname__ = name
+    recipe.__doc__ = f"Fine-tunes a pretrained backbone on {title}; arguments as for `folder`."
+    return recipe
 
 
-def cub(*, train: str | None = None, net: str | None = None, loss: str | None = None) -> dict:
-    """Fine-tunes a pretrained backbone on CUB-200-2011; arguments as for `folder`."""
-    return _on("cub200", train, net, loss)
-
-
-def cars(*, train: str | None = None, net: str | None = None, loss: str | None = None) -> dict:
-    """Fine-tunes a pretrained backbone on Cars196; arguments as for `folder`."""
-    return _on("cars196", train, net, loss)
-
-
-def sop(*, train: str | None = None, net: str | None = None, loss: str | None = None) -> dict:
-    """Fine-tunes a pretrained backbone on Stanford Online Products; arguments as for `folder`."""
-    return _on("sop", train, net, loss)
-
-
-def inshop(*, train: str | None = None, net: str | None = None, loss: str | None = None) -> dict:
-    """Fine-tunes a pretrained backbone on In-Shop Clothes; arguments as for `folder`."""
-    return _on("inshop", train, net, loss)
+cub = _of_data_set("cub", "cub200", "CUB-200-2011")
+cars = _of_data_set("cars", "cars196", "Cars196")
+sop = _of_data_set("sop", "sop", "Stanford Online Products")
+inshop = _of_data_set("inshop", "inshop", "In-Shop Clothes")
 
 
 def _head(loss: str, backbone: dict[str, Any]) -> dict[str, Any]:
@@ -115,16 +106,12 @@ def _head(loss: str, backbone: dict[str, Any]) -> dict[str, Any]:
 
     150 steps at this rate turn the layer a little; more of them make it worse for new classes.
     """
-    by_loss = _fields_of(loss)
-    method = {**by_loss["method"], "dense_fn": "centered_dense"}
     return {
         **photo_fields(backbone),
+        **_by_loss(loss, dense_fn="centered_dense"),
         "sampler": {"name": "class_balanced", "classes": 32, "per_class": 4},
         "trained": "last",
         "features": "cached",
-        "method": method,
-        "loss": by_loss["loss"],
-        "optimizer": {"name": "adam", "rate": 1e-4, **by_loss["optimizer"]},
         "schedule": "constant",
         "steps": 150,
         "log_every": 50,
@@ -141,17 +128,13 @@ def _tuned(loss: str, backbone: dict[str, Any]) -> dict[str, Any]:
     """
     from dmljax import nets  # imports jax, which other recipes do not need
 
-    by_loss = _fields_of(loss)
     fields = photo_fields(backbone)
     if "patch" not in inspect.signature(getattr(nets, backbone["net"]["name"])).parameters:
         size = fields["transform"]["size"]
         fields["transform"]["size"] = min(size, max(32, round(size * 5 / 7 / 32) * 32))
     return {
         **fields,
-        "sampler": by_loss["sampler"],
-        "method": {**by_loss["method"], "dense_fn": "centered_dense"},
-        "loss": by_loss["loss"],
-        "optimizer": {"name": "adam", "rate": 1e-4, "clip": 1.0, **by_loss["optimizer"]},
+        **_by_loss(loss, dense_fn="centered_dense", optimizer={"clip": 1.0}),
         "schedule": {"name": "cosine", "warmup": 10},
         "steps": "3 epochs",
         "log_every": 10,
@@ -206,15 +189,11 @@ def _from_scratch(loss: str) -> dict[str, Any]:
     """Trains a small net from random values, if no pretrained one is on this machine."""
     eval_transform = {"name": "standard_eval", "size": 64, "scaled_decode": True}
     backbone = {"net": {"name": "convnet"}, "eval_transform": eval_transform}
-    by_loss = _fields_of(loss)
     miner = {"name": "multi_similarity", "epsilon": 0.1}
     return {
         **photo_fields(backbone),
-        "sampler": by_loss["sampler"],
-        "method": by_loss["method"],
-        "loss": by_loss["loss"],
+        **_by_loss(loss, optimizer={"decay": 1e-4}),
         "miner": miner if loss == "multi_similarity" else None,
-        "optimizer": {"name": "adam", "rate": 1e-4, "decay": 1e-4, **by_loss["optimizer"]},
         "schedule": {"name": "cosine", "warmup": 50},
         "steps": "30 epochs",
         "held_out": 0.2,
@@ -230,20 +209,24 @@ def _takes_proxies(loss: str) -> bool:
     return "proxies" in inspect.signature(getattr(losses, loss)).parameters
 
 
-def _fields_of(
-    loss: str, *, classes: int = 16, per_class: int = 4, dim: int = _DIM
+def _by_loss(
+    loss: str,
+    *,
+    classes: int = 16,
+    dim: int = _DIM,
+    optimizer: Mapping[str, Any] = MappingProxyType({}),
+    **method: Any,
 ) -> dict[str, Any]:
-    """Returns the fields of a config that depend on the loss."""
-    if not _takes_proxies(loss):
-        return {
-            "method": {"name": "pairs", "dim": dim},
-            "loss": {"name": loss},
-            "sampler": {"name": "class_balanced", "classes": classes, "per_class": per_class},
-            "optimizer": {},
-        }
-    return {
-        "method": {"name": "proxies", "dim": dim, "proxy_init": _PROXY_STD},
+    """Returns the fields of a config that depend on the loss; a batch has 4 images of a class."""
+    fields: dict[str, Any] = {
+        "method": {"name": "pairs", "dim": dim, **method},
         "loss": {"name": loss},
-        "sampler": {"name": "class_balanced", "classes": classes * per_class, "per_class": 1},
-        "optimizer": {"groups": [{"path": "^proxies", "factor": _PROXY_RATE, "decay": 0.0}]},
+        "sampler": {"name": "class_balanced", "classes": classes, "per_class": 4},
+        "optimizer": {"name": "adam", "rate": 1e-4, **optimizer},
     }
+    if _takes_proxies(loss):
+        fields["method"] |= {"name": "proxies", "proxy_init": _PROXY_STD}
+        fields["sampler"] |= {"classes": 4 * classes, "per_class": 1}
+        group = {"path": "^proxies", "factor": _PROXY_RATE, "decay": 0.0}
+        fields["optimizer"] |= {"groups": [group]}
+    return fields

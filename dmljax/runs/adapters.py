@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax
 
 from dmljax.adapt import trained
-from dmljax.config.resolve import with_defaults
+from dmljax.config.registry import with_defaults
 from dmljax.runs import frozen
 from dmljax.runs.folder import reopen
 from dmljax.train import optimizers

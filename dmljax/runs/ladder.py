@@ -17,7 +17,7 @@ import jax
 from dmljax.config.build import build, digests_of
 from dmljax.config.data import data_of
 from dmljax.config.fields import complete
-from dmljax.config.resolve import resolve
+from dmljax.config.registry import options_of
 from dmljax.data.splits import Split
 from dmljax.files import result as results
 from dmljax.files.result import Result
@@ -117,7 +117,7 @@ def _parts(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, An
     for number, step in enumerate(steps):
         if problem := _problem(number, step):
             raise ValueError(f"ladder.{number} ({step['name']}): {problem}")
-    return base, steps, data_of(resolve(base | _NOTHING_HELD_OUT, ("dataset",))).train
+    return base, steps, data_of(options_of(base | _NOTHING_HELD_OUT, ("dataset",))).train
 
 
 def _without_ladder(config: Mapping[str, Any]) -> dict[str, Any]:

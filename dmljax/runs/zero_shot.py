@@ -15,7 +15,7 @@ from absl import logging
 
 from dmljax import at_hand, ops, retrieval
 from dmljax.config.method import transform_of
-from dmljax.config.resolve import chosen, with_defaults
+from dmljax.config.registry import chosen, with_defaults
 from dmljax.data import image_folders
 from dmljax.data.features import Cache
 from dmljax.data.records import Reader

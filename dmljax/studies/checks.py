@@ -7,7 +7,7 @@ from typing import Any
 
 from dmljax.config import fields, scores
 from dmljax.config import files as config_files
-from dmljax.config.resolve import resolve
+from dmljax.config.registry import options_of
 from dmljax.studies.study_file import Row, Study, flags
 from dmljax.train.options import Spec
 
@@ -77,7 +77,7 @@ def _resolved(config: Mapping[str, Any]) -> dict[str, Any]:
     `{"name": "triplet"}` and `{"name": "triplet", "margin": 0.05}` are equal here if the default
     margin is 0.05.
     """
-    options = resolve(config)
+    options = options_of(config)
     content = fields.essential(config)
     specs = {name: getattr(options, name) for name in content}
     return content | {n: _with_defaults(x) for n, x in specs.items() if isinstance(x, Spec)}

@@ -114,8 +114,8 @@ def train(
         score = evaluation.scores.get(run.selection.key)
         history.extend([] if score is None else [score])
         save(score, overwrite=is_repeated)
-        if jax.process_index() == 0 and (call_fn := run.options.evaluate.call) is not None:
-            call_fn(evaluation, step=step, workdir=workdir)
+        if jax.process_index() == 0 and (call := run.options.evaluate.call) is not None:
+            call.function(evaluation, step=step, workdir=workdir)
         # An array that lives on can lie in the block of a step, which glibc keeps
         # (`main.tune_cpu`); without this the process grows by a block with every evaluation.
         machine.trim_memory()

@@ -1,13 +1,13 @@
-"""The fields of a config: default, type, bounds and meaning of each. Imports no jax.
+"""The fields of a config: type, default, bounds and meaning of each. Imports no jax.
 
-Help, error messages and the table in the documentation are generated from these dataclasses.
+A default is written as in a config: the default "cosine" of a `Spec` is a name. Help, error
+messages and the table in the documentation are generated from these dataclasses.
 """
 
 # ruff: noqa: RUF009  `_option` returns a `dataclasses.field`.
-from __future__ import annotations
-
 import dataclasses
 import functools
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +18,7 @@ Length = int | str
 class Spec(dict):
     """A function with arguments, as a config names it: {"name": "triplet", "margin": 0.1}.
 
-    A config may also hold the name alone. `config.resolve` adds the function.
+    A config may also hold the name alone. `config.registry` adds the function.
     """
 
     def __init__(self, values: Mapping[str, Any], partial: functools.partial | None = None):
@@ -37,16 +37,14 @@ class Spec(dict):
         return self.partial if self.partial.keywords else self.partial.func
 
 
-def _option(
-    default: Any,
-    meaning: str,
-    *,
-    least: float | None = None,
-    below: float | None = None,
-    choices: Sequence[str] = (),
-) -> Any:
-    """Returns a field with its meaning, its bounds (`below` is exclusive) and its choices."""
-    metadata = {"meaning": meaning, "least": least, "below": below, "choices": choices}
+def _option(default: Any, meaning: str, **rule: Any) -> Any:
+    """Returns a field with its meaning and its rule.
+
+    A rule has bounds (`least`, and the exclusive `below`), `choices` of text, or `settings`: the
+    dataclasses that the value may be, by the names of the settings. A setting is written as its
+    name or dict(name=..., ...); a completed config holds all of its fields.
+    """
+    metadata = {"meaning": meaning, **rule}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -109,6 +107,14 @@ class Start:
     mixed_with: str | None = _option(None, "a second run, to average parameters with")
     mixed_fraction: float = _option(0.5, "fraction of the second run in the average", least=0)
 
+    def __post_init__(self) -> None:
+        if self.mixed_with is not None and (self.takes != "all" or self.mixed_fraction > 1):
+            raise ValueError(
+                f"start.mixed_with={self.mixed_with!r} averages all parameters: it needs "
+                f"start.takes='all', not {self.takes!r}, and a start.mixed_fraction from 0 to 1, "
+                f"not {self.mixed_fraction}"
+            )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Computed:
@@ -122,12 +128,7 @@ class Cached:
     """`features='cached'`: the features of a frozen backbone are computed once and kept on disk."""
 
     name: str
-    views: int = _option(
-        0,
-        "augmented features of each training image; a step draws one of them; 0: one "
-        "feature without augmentation",
-        least=0,
-    )
+    views: int = _option(0, "augmented features of each image, to draw from; 0: none", least=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,30 +139,15 @@ class Delivery:
     window: int = _option(1, "steps whose images are sent as one block", least=1)
 
 
-# Fields whose value is one of several settings, by field: {name of the setting: its dataclass}.
-# A setting is written as its name or dict(name=..., ...); a completed config holds all of its
-# fields. The name of a `Start` is a folder.
-SETTINGS: Mapping[str, Mapping[str, type]] = {
-    "evaluate.clustering": {"kmeans": KMeans, "scikit_learn": KMeans},
-    "features": {"computed": Computed, "cached": Cached},
-    "held_out": {"last": LastClasses, "fold": Fold},
-    "pictures": {"page": Page, "movie": Movie},
-    "runtime.data": {"host": Delivery, "device": Delivery, "auto": Delivery},
-    "start": {"": Start},
-}
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
     """When splits are embedded, and which scores are computed."""
 
-    every: Length | None = _option(
-        None, "interval in steps, or '5 epochs'; None: only after the last step"
+    every: Length | None = _option(None, "interval, also '5 epochs'; None: after the last step")
+    metrics: Sequence[Spec | str] = _option(
+        ("all",), "names of metrics; 'all' stands for all that need no choice"
     )
-    metrics: tuple = _option(
-        ("all",), "scores to compute: names of metrics; 'all' stands for all that need no choice"
-    )
-    ks: Sequence[int] | None = _option(None, "the K of R@K; None: `metrics.KS`")
+    ks: Sequence[int] | None = _option(None, "the K of R@K; None: `metrics.KS`", least=1)
     depth: int | str | None = _option(
         None,
         "also report mAP and MRR at this cutoff; 'max_bin_count': the largest number of positives",
@@ -171,30 +157,24 @@ class EvaluationOptions:
     average: str = _option(
         "queries", "average over queries or over classes", choices=("queries", "classes")
     )
-    clustering: Any = _option(
+    clustering: KMeans | None = _option(
         "kmeans",
-        "k-means behind NMI, AMI, ARI and F1, with `starts`, `seeds` and `only_last`. "
-        "'scikit_learn' tries several candidates for each center, runs 300 iterations at most and "
-        "stops by tolerance, as published tables do; it is slow with thousands of classes. None: "
-        "no clustering",
+        "k-means behind NMI, AMI, ARI and F1, with `starts`, `seeds` and `only_last`; "
+        "'scikit_learn' chooses centers and stops as published tables do, and is slow with "
+        "thousands of classes; None: no clustering",
+        settings={"kmeans": KMeans, "scikit_learn": KMeans},
     )
     batch_size: int = _option(256, "number of images embedded at once", least=1)
-    knn: int = _option(
-        0, "training images that vote on the class of a test image; 0: no vote", least=0
-    )
+    knn: int = _option(0, "training images that vote on the class; 0: no vote", least=0)
     rankings: Sequence[str] = _option(
         (),
-        "further rankings to score: 'refined' (embeddings that the method `graph` refines), "
-        "'mean_distance' (the mean distance of the learners of `abe`)",
+        "further rankings: by embeddings that `graph` refines, by mean distances of `abe`",
+        choices=("refined", "mean_distance"),
     )
     frozen: bool | None = _option(
-        None,
-        "score the pretrained backbone before training, and compare the result with it; None: if "
-        "the run has a pretrained backbone",
+        None, "also score the pretrained backbone as it is; None: if the run has one"
     )
-    call: Any = _option(
-        None, "your function, 'my_package.my_module:f', called after each evaluation"
-    )
+    call: Spec | None = _option(None, "your function 'my_package.my_module:f' of an evaluation")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -202,7 +182,7 @@ class CheckpointOptions:
     """When the state of a run is saved."""
 
     every: Length | None = _option(
-        None, "interval in steps, or '1 epoch'; None: `evaluate.every`, else a fifth of the run"
+        None, "interval, also '1 epoch'; None: `evaluate.every`, else a fifth of the run"
     )
     keep: int = _option(2, "number of checkpoints to keep, besides the best one", least=1)
 
@@ -213,29 +193,27 @@ class RuntimeOptions:
 
     workers: int | None = _option(
         None,
-        "processes that read images; 0: threads of this process; None: half the number of cores "
-        "for image files with an accelerator and 8 cores or more, else 0",
+        "processes that read images; 0: threads of this process; None: half of the cores for image "
+        "files with an accelerator and 8 cores or more, else 0",
         least=0,
     )
     cache: bool = _option(False, "keep decoded images in memory")
-    data: Any = _option(
+    data: Delivery = _option(
         "host",
-        "where the training images are: the 'host' sends the images of each step, with `window` "
-        "steps at once; a 'device' holds and transforms all of them; 'auto': a device if possible",
+        "where the training images are: the 'host' sends them step by step, or `window` steps at "
+        "once; a 'device' holds and transforms all of them; 'auto': a device if possible",
+        settings={"host": Delivery, "device": Delivery, "auto": Delivery},
     )
     devices: int | None = _option(None, "number of devices to use; None: all", least=1)
-    deterministic: bool = _option(
-        False, "repeat runs bit for bit on GPUs too; on CPUs they always repeat"
-    )
+    deterministic: bool = _option(False, "repeat runs bit for bit on GPUs too")
     sharded: str | None = _option(
         None,
-        "what is sharded over the devices: 'classes': weights of classes; 'state': also the state "
-        "of the optimizer; 'all': also the parameters; None: nothing but the batch",
+        "what is sharded over the devices: weights of 'classes'; 'state': also the state of the "
+        "optimizer; 'all': also the parameters; None: only the batch",
         choices=("classes", "state", "all"),
     )
     features: str | None = _option(
-        None,
-        "the folder of cached features; None: $DMLJAX_CACHE/features or ~/.cache/dmljax/features",
+        None, "folder of cached features; None: $DMLJAX_CACHE/features or ~/.cache/dmljax/features"
     )
 
 
@@ -265,8 +243,7 @@ class Options:
     )
     sampler: Spec = _option(
         {"name": "class_balanced", "classes": 32, "per_class": 4},
-        "how images are drawn into a batch; `every` ('1 epoch'): how often samplers that use "
-        "neighboring classes search them",
+        "how batches are drawn; `every` ('1 epoch'): how often neighboring classes are searched",
     )
     miner: Spec | None = _option(
         None, "which pairs or triplets count in the loss, a function of `miners`; None: all"
@@ -278,17 +255,17 @@ class Options:
         {"name": "adam", "rate": 1e-4}, "the optimizer with its `rate`, `decay`, `groups`, ..."
     )
     schedule: Spec = _option("cosine", "the learning rate over time; `warmup`: steps of warm-up")
-    reload_best_at: tuple = _option((), "steps after which the best parameters are loaded again")
-    start: Any = _option(
+    reload_best_at: Sequence[Length] = _option(
+        (), "steps after which the best parameters are loaded again"
+    )
+    start: Start | None = _option(
         None,
         "the folder of a run to take the first parameters from; `takes`: 'all' or 'backbone'; "
         "`mixed_with`, `mixed_fraction`: a second run to average them with, and its fraction",
+        settings={"": Start},  # its name is a folder
     )
     distill: float = _option(
-        0.0,
-        "weight of a loss that keeps the similarities in a batch close to those of the backbone "
-        "before training",
-        least=0,
+        0.0, "weight of a loss that keeps the similarities of the pretrained backbone", least=0
     )
     ladder: Sequence[dict] = _option(
         (), "stages of fine-tuning, each a name and the fields that it changes: docs/finetune.md"
@@ -296,38 +273,37 @@ class Options:
     trained: Spec = _option(
         "all",
         "which parameters learn: 'all'; 'last': all but the backbone; of the backbone only the "
-        "last `count` 'blocks', the 'biases', low-rank adapters ('lora'), or 'prompts' of a vision "
-        "transformer",
+        "last `count` 'blocks', the 'biases', low-rank adapters ('lora'), or 'prompts'",
     )
-    features: Any = _option(
+    features: Computed | Cached = _option(
         "computed",
         "with trained='last', 'cached' computes the features of the backbone once for every image "
         "and trains on them; `views`: augmented features of each image",
+        settings={"computed": Computed, "cached": Cached},
     )
-    held_out: Any = _option(
+    held_out: LastClasses | Fold | None = _option(
         None,
         "training classes to hold out for validation: a fraction such as 0.2, or dict(name='fold', "
         "index=0, count=4, seed=None)",
+        settings={"last": LastClasses, "fold": Fold},
     )
     select: str = _option(
         "last", "the step that counts: 'last', or the best by a score such as 'val/MAP@R'"
     )
     patience: int | None = _option(
-        None,
-        "stop after more than this many evaluations without improvement of `select`",
-        least=0,
+        None, "stop after more than this many evaluations without improvement of `select`", least=0
     )
-    evaluate: EvaluationOptions = EvaluationOptions()
-    checkpoint: CheckpointOptions = CheckpointOptions()
+    evaluate: EvaluationOptions
+    checkpoint: CheckpointOptions
     log_every: int = _option(20, "steps between two log lines", least=1)
-    pictures: Any = _option(
+    pictures: Page | None = _option(
         "page",
         "'page': the page of the run; 'movie': also a movie of the test embeddings, with "
-        "`frame_ms` and `last_frame_ms`; `projector`: images in TensorBoard's projector; None: "
-        "neither",
+        "`frame_ms` and `last_frame_ms`; `projector`: images in TensorBoard's projector",
+        settings={"page": Page, "movie": Movie},
     )
     notes: str = _option("", "your own notes")
-    runtime: RuntimeOptions = RuntimeOptions()
+    runtime: RuntimeOptions
 
     def __post_init__(self) -> None:
         if self.patience is not None and self.select == "last":
@@ -342,10 +318,11 @@ class Options:
         return bool(self.start or self.net.get("weights"))
 
 
-SECTIONS = {
-    "evaluate": EvaluationOptions,
-    "checkpoint": CheckpointOptions,
-    "runtime": RuntimeOptions,
+# The dataclasses of the sections of a config by their names.
+SECTIONS: dict[str, Any] = {
+    field.name: field.type
+    for field in dataclasses.fields(Options)
+    if dataclasses.is_dataclass(field.type)
 }
 
 
@@ -358,7 +335,7 @@ def defaults_of(section: Any) -> dict[str, Any]:
     """Returns the defaults of the fields of a dataclass of options; {} for a section."""
     defaults: dict[str, Any] = {}
     for name, field in fields_of(section).items():
-        if name in SECTIONS:
+        if dataclasses.is_dataclass(field.type):
             defaults[name] = {}
         elif field.default_factory is not dataclasses.MISSING:
             defaults[name] = field.default_factory()
@@ -367,33 +344,32 @@ def defaults_of(section: Any) -> dict[str, Any]:
     return defaults
 
 
+def takes(field: dataclasses.Field, type_: type) -> bool:
+    """Returns True if the value of a field may be of a type, such as `Spec` or `NoneType`."""
+    return type_ in (field.type, *typing.get_args(field.type))
+
+
 def allowed_values(field: dataclasses.Field) -> str:
     """Returns the values of a field with bounds or choices as text: "1 or more, or None"."""
-    types, rule = str(field.type).split(" | "), field.metadata
-    words = ["True", "False"] if "bool" in types else []
-    if rule["below"] is not None and "int" in types:
-        words.append(f"a number from {rule['least']} to {rule['below'] - 1}")
-    elif rule["below"] is not None:
-        words.append(f"a fraction of {rule['least']} or more and less than {rule['below']}")
-    elif rule["least"] is not None:
+    rule, words = field.metadata, []
+    if "below" in rule:
+        words.append(f"at least {rule['least']} and below {rule['below']}")
+    elif "least" in rule:
         words.append(f"{rule['least']} or more")
-    words += map(repr, rule["choices"])
-    words += ["None"] if "None" in types else []
-    if len(words) < 2:
-        return "".join(words)
-    return f"{', '.join(words[:-1])}{',' * (' or ' in words[0])} or {words[-1]}"
+    words += map(repr, rule.get("choices", ()))
+    words += ["None"] if takes(field, type(None)) else []
+    return (", or " if " " in words[0] else " or ").join(words)
 
 
-def rows() -> Iterator[tuple[str, str, str]]:
+def rows(section: Any = Options, prefix: str = "") -> Iterator[tuple[str, str, str]]:
     """Yields `(field, default, meaning)` of every field, for help and for the documentation."""
-    for section, options in {"": Options, **SECTIONS}.items():
-        prefix = f"{section}." if section else ""
-        defaults = defaults_of(options)
-        for name, field in fields_of(options).items():
-            if not section and name in SECTIONS:
-                continue
-            default = f"default {defaults[name]!r}" if name in defaults else "required"
-            rule = field.metadata
-            allowed = allowed_values(field) if rule["choices"] or rule["least"] is not None else ""
-            meaning = rule["meaning"]
-            yield f"{prefix}{name}", default, f"{meaning} ({allowed})" if allowed else meaning
+    defaults = defaults_of(section)
+    for name, field in fields_of(section).items():
+        if name in SECTIONS:
+            yield from rows(SECTIONS[name], f"{name}.")
+            continue
+        default = f"default {defaults[name]!r}" if name in defaults else "required"
+        meaning = field.metadata["meaning"]
+        if {"least", "choices"} & set(field.metadata):
+            meaning += f" ({allowed_values(field)})"
+        yield f"{prefix}{name}", default, meaning

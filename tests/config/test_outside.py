@@ -88,10 +88,10 @@ def test_a_run_with_one_outside_function_of_every_kind(tmp_path):
         (
             "call",
             "config.outside:my_loss",
-            r"is not a function for .*: it does not take step",
+            r"is not a function for .*: it must take 1 arguments",
         ),
         ("call", "config.outside:no_such", r"'config.outside:no_such' cannot be imported"),
-        ("call", "map", r"'map' is not a function for evaluate.call: write 'my_package"),
+        ("call", "map", r"no function for evaluate.call 'map'.* written as 'my_package"),
         ("metrics", ["all", "no_metric"], r"there is no metric 'no_metric'"),
     ],
 )
@@ -122,7 +122,10 @@ def test_a_missing_outside_function_is_named(tmp_path, kind):
     ("name", "message"),
     [
         ("no_package.module:loss", "The folder that contains no_package must be in PYTHONPATH"),
-        ("config.outside.my_loss", "A function of your own is written as 'config.outside:my_loss'"),
+        (
+            "config.outside.my_loss",
+            "A function of your own is written as 'my_package.my_module:",
+        ),
     ],
 )
 def test_a_name_that_is_not_found_says_how_to_write_it(name, message):

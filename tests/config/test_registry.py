@@ -1,19 +1,21 @@
 """Names in configs: the right kind of function, or one line that lists what exists."""
 
+import contextlib
 import inspect
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Optional, TypeVar
 
-import jax
 import numpy as np
 import pytest
 from jaxtyping import Bool, Float
 
-from dmljax.config import annotations, registry
+from dmljax.config import fields, registry
 from dmljax.hints import hint
 from dmljax.losses import pnp_penalties
 from dmljax.miners import selections
 from dmljax.nets.attention import average_heads
 from dmljax.ops import Array
+from dmljax.train import options
 
 HELPERS = {
     "sampler": {"coverage", "epoch_steps", "group", "k_reciprocal", "k_reciprocal_queries"},
@@ -41,9 +43,9 @@ def test_a_table_holds_functions_of_its_kind(kind):
         ("transform", "class_balanced", "no transform 'class_balanced'"),
         ("optimizer", "cosine", "no optimizer 'cosine'.* adam, radam, rmsprop, sgd"),
         ("loss", "stats", "no loss 'stats'"),
-        ("sampler", "dmljax.data.sampling:coverage", "not a sampler: it does not take seed and st"),
-        ("loss", "dmljax.losses:lp", "not a loss: it does not take 2 arguments by position"),
-        ("optimizer", "dmljax.train.optimizers:averaged", "needs arguments that a config cannot"),
+        ("sampler", "dmljax.data.sampling:coverage", "not a sampler: it must take 1"),
+        ("loss", "dmljax.losses:lp", "not a loss: it must take 2 arguments"),
+        ("optimizer", "dmljax.train.optimizers:averaged", "it needs the argument 'params'"),
     ],
 )
 def test_a_function_of_another_kind_is_refused(kind, name, message):
@@ -99,27 +101,25 @@ def test_every_loss_of_a_batch_is_in_the_table():
 
 VALUES = (3, 2.5, "a", True, None, [1, 2], ["a"], [[1.0]], {"x": 1})
 FITTING = [  # annotations, the VALUES that fit, words of the refusal
-    ("float", [3, 2.5], "a number"),
-    ("int", [3], "a whole number"),
-    ("bool", [True], "True or False"),
-    ("str", ["a"], "a name"),
-    ("float | None", [3, 2.5, None], "a number or None"),
-    ("Optional[int]", [3, None], "a whole number or None"),
-    ("tuple", [[1, 2], ["a"], [[1.0]]], "a list"),
-    ("tuple[int, ...]", [[1, 2]], r"a list \(each a whole number\)"),
-    ("tuple[float, float]", [[1, 2]], r"a list \(2 items, each a number\)"),
-    ("list[str]", [["a"]], r"a list \(each a name\)"),
-    ("Sequence[Sequence[float]]", [[[1.0]]], r"a list \(each a list \(each a number\)\)"),
-    ("Mapping[str, int]", [{"x": 1}], "a dict"),
-    ("dict", [{"x": 1}], "a dict"),
-    ("Literal['a', 3]", [3, "a"], "'a' or 3"),
-    ("Callable[[int], int] | None", [None], "a function or None"),
-    (int | str, [3, "a"], "a whole number or a name"),
+    (float, [3, 2.5], "a number"),
+    (int, [3], "a whole number"),
+    (bool, [True], "True or False"),
+    (float | None, [3, 2.5, None], "a number or None"),
+    (Optional[int], [3, None], "a whole number or None"),  # noqa: UP045  of a user
+    (tuple, [[1, 2], ["a"], [[1.0]]], "a list"),
+    (tuple[int, ...], [[1, 2]], r"a list \(tuple\[int, \.\.\.\]\)"),
+    (tuple[float, float], [[1, 2]], r"a list \(tuple\[float, float\]\)"),
+    (list[str], [["a"]], r"a list \(list\[str\]\)"),
+    (Sequence[Sequence[float]], [[[1.0]]], r"a list \(.*Sequence\[.*Sequence\[float\]\]\)"),
+    (Mapping[str, int], [{"x": 1}], "a dict"),
+    (Literal["a", 3], [3, "a"], "'a' or 3"),
+    (Callable[[int], int] | None, [None], "a function or None"),
+    (options.Spec, ["a"], r"a name or dict\(name='...', ...\)"),
     (Float[Array, ""] | float, [3, 2.5], "a number"),
     (Bool[Array, "b"] | None, [None], "None"),
     (np.ndarray, [], "left out"),
-    (jax.Array, [], "left out"),
     (Any, list(VALUES), ""),
+    (TypeVar("T"), list(VALUES), ""),  # a config does not understand it
 ]
 
 
@@ -128,37 +128,25 @@ def test_every_kind_of_annotation_is_judged(annotation, fitting, words):
     for value in VALUES:
         arguments = "f", {"x": value}, {"x": annotation}
         if any(value is fit for fit in fitting) or value in [x for x in fitting if x is not True]:
-            annotations.check(*arguments)
+            fields.check(*arguments)
         else:
             with pytest.raises(TypeError, match=rf"^f: x must be {words}, not"):
-                annotations.check(*arguments)
-
-
-@pytest.mark.parametrize("annotation", [TypeVar("T"), "NoSuchName", "3", "x y", 5, "type[int]"])
-def test_an_annotation_that_is_not_understood_raises(annotation):
-    with pytest.raises(ValueError, match="f: x cannot be checked, because its annotation") as error:
-        annotations.check("f", {"x": 1, "y": 2}, {"x": annotation})
-    assert "\n" not in str(error.value)
-    annotations.check("f", {"y": 2}, {"x": annotation})
+                fields.check(*arguments)
 
 
 @pytest.mark.parametrize("kind", [*registry.KINDS, *registry.ARGUMENTS])
 def test_every_keyword_of_a_table_is_judged(kind):
     """Each value is accepted or refused; no annotation is unknown, and none but Any takes all."""
     for name, function in registry.table(kind).items():
-        for parameter in inspect.signature(function).parameters.values():
+        for parameter in inspect.signature(function, eval_str=True).parameters.values():
             if parameter.kind is not parameter.KEYWORD_ONLY:
                 continue
             assert parameter.annotation is not parameter.empty, (kind, name, parameter.name)
             accepted = []
             for value in VALUES:
-                annotation = {parameter.name: parameter.annotation}
-                names = annotations.namespace(function)
-                try:
-                    annotations.check(name, {parameter.name: value}, annotation, names=names)
+                with contextlib.suppress(TypeError):
+                    fields.check(name, {"x": value}, {"x": parameter.annotation})
                     accepted.append(value)
-                except TypeError:
-                    pass
             takes_all = parameter.name == "dtype" or (kind == "net" and parameter.name == "parent")
             assert takes_all or len(accepted) < len(VALUES), (kind, name, parameter.name)
 

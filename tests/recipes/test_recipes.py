@@ -134,11 +134,7 @@ def test_a_config_file_that_changes_within_a_second_is_read_again(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["mine.py"]
 
 
-def test_the_config_of_a_run_is_refused_with_a_config_file_that_repeats_it(tmp_path):
+def test_the_config_of_a_run_is_a_config(tmp_path):
     config = config_files.read("glyphs", ["--config.size=None"])
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="is not a Python file, as a config is") as error:
-        config_files.read(str(path))
-    (tmp_path / "again.py").write_text(str(error.value).split("`")[1])
-    assert config_files.read(str(tmp_path / "again.py")) == json.loads(path.read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert config_files.read(str(tmp_path / "config.json")) == config
