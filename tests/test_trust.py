@@ -132,7 +132,7 @@ def test_the_mark_survives_what_happens_to_a_config(tmp_path):
     config = reading.config_of_run(tmp_path)
     for content in (
         fields.complete(config),
-        config_files.plain(config),
+        fields.plain(config),
         pickle.loads(pickle.dumps(config)),
         config_files.override(dict(config), ["--config.loss.margin=0.1"]),
     ):

@@ -21,7 +21,7 @@ from dmljax.train import attention_choice, devices, initial_state, start
 from dmljax.train.options import Cached
 from dmljax.train.run import Run
 from dmljax.train.step import check_chunks, init_state
-from dmljax.weights import file_digest, preprocessing
+from dmljax.weights import file_digest
 
 
 def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
@@ -85,6 +85,7 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
 
     key = jax.eval_shape(lambda: initial_state.key_of(0))
     unpadded, model_state = jax.eval_shape(init_method, key)
+    taken = method.taken_of(options, trained, unpadded, model_state)
     sharded = options.runtime.sharded
     class_rows = devices.class_rows(
         trained, unpadded, classes=classes, shards=shards, sharded=sharded
@@ -98,9 +99,8 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
     check_chunks(trained, shapes, jax.eval_shape(example), chunk=options.chunk)
     scores.check_evaluation(options.evaluate, data, trained)
     metrics = scores.metrics_of(options.evaluate)
-    spec = fields.short({k: v for k, v in backbone.normalization.items() if k != "force"})
     return Run(
-        config={**config, "normalize": config["normalize"] or spec},
+        config=fields.with_normalization(config, backbone.normalization),
         options=options,
         selection=scores.selection_of(options, metrics),
         metrics=metrics,
@@ -112,7 +112,7 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         transform_fn=transform_fn,
         eval_transform_fn=eval_transform_fn,
         normalize_fn=normalize_fn,
-        normalization=preprocessing.title(spec),
+        normalization=backbone.normalization_title,
         input_note=backbone.input_note,
         image_shape=image_shape,
         eval_image_shape=eval_image_shape,
@@ -120,9 +120,9 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         frozen=frozen,
         adapted=adapted,
         pooled_output=backbone.pooled_output,
-        whiten=method.whiten_of(options),
+        whiten=backbone.whiten,
         cache=cache,
-        taken=method.taken_of(options, trained, shapes),
+        taken=taken,
         start_arrays_fn=method.arrays_of,
         method=trained,
         optimizer=optimizer,
@@ -148,10 +148,10 @@ def digests_of(config: Any, *, data: str | None = None) -> fields.Digests:
     config = fields.complete(config)
     options = options_of(config)
     normalization = method.normalization_of(options, method.net_of(options))
-    spec, weights = fields.short(dict(normalization)), options.net.get("weights")
+    weights = options.net.get("weights")
     initial_state.check_file(weights)
     return fields.digests_of(
-        {**config, "normalize": config["normalize"] or spec},
+        fields.with_normalization(config, normalization),
         data=data or data_digests.digest(options.dataset.function()),
         weights=None if weights is None else file_digest(weights),
         start=start.digest(options.start),

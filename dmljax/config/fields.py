@@ -57,6 +57,12 @@ def short(spec: Any) -> Any:
     return spec["name"] if isinstance(spec, dict) and set(spec) == {"name"} else spec
 
 
+def with_normalization(config: dict[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a completed config that names its normalization, for the run folder."""
+    normalization = short({k: v for k, v in spec.items() if k != "force"})
+    return {**config, "normalize": config["normalize"] or normalization}
+
+
 def complete(config: Any) -> dict[str, Any]:
     """Returns the config with defaults filled in, as plain data that JSON can hold.
 
@@ -77,7 +83,7 @@ def _complete(values: Any, section: type, path: str) -> dict[str, Any]:
     title, fields = path or "the config", fields_of(section)
     if not isinstance(values, dict):
         raise TypeError(f"{title} has the fields {', '.join(fields)}, so it cannot be {values!r}")
-    check_known(f"{title} has no field", values, fields)
+    check_known(f"{title} has no field", sorted(values), fields)
     values = plain(defaults_of(section)) | values
     if missing := [name for name in fields if name not in values]:
         meaning = fields[missing[0]].metadata["meaning"]
@@ -96,12 +102,16 @@ def _value(value: Any, field: dataclasses.Field, path: str) -> Any:
             value = {"name": "last", "fraction": value} if value else None
         if value in (None, False) and takes(field, types.NoneType):
             return None
-        if isinstance(value := named(next(iter(settings)) if value is True else value), dict):
-            value = {"name": next(iter(settings)), **value}
+        value = {} if value is True else named(value)
+        if isinstance(value, dict):  # without a name, the first setting that has its fields
+            fitting = [
+                name for name in settings if {*value} <= {"name", *fields_of(settings[name])}
+            ]
+            value = {"name": [*fitting, *settings][0], **value}
         check("", {path: value}, {path: Spec})
-        if (setting := settings.get(value["name"], settings.get(""))) is None:
-            check_known(f"{path} has no setting", [value["name"]], settings)
-        return _complete(value, setting, path)
+        if "" not in settings:  # the name of a `Start` is a folder
+            check_known(f"{path} has no setting", [str(value["name"])], settings)
+        return _complete(value, settings.get(value["name"], settings.get("")), path)
     check("", {path: value}, {path: field.type})
     for item in value if isinstance(value, list) else [value]:
         fits = not isinstance(item, str) or item in rule.get("choices", (item,))

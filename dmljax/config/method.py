@@ -25,7 +25,6 @@ from dmljax.methods.base import Method, RandomMiner
 from dmljax.nets import layers
 from dmljax.train import initial_state, start
 from dmljax.train.options import Cached, Options, Spec
-from dmljax.train.step import TrainState
 from dmljax.weights import (
     expected_normalization,
     expected_preprocessing,
@@ -45,8 +44,10 @@ class Backbone(NamedTuple):
 
     net: Any
     normalization: Spec
+    normalization_title: str  # for a reader
     input_note: str  # where evaluation prepares images differently than the weights expect
     pooled_output: str | None  # of the net, that the head takes; None: it takes feature maps
+    whiten: float  # of the head's `centered_dense`; its default if the head has another layer
     cache: Cache | None  # of features, where `options.features` asks for it
 
 
@@ -54,9 +55,13 @@ def backbone_of(options: Options) -> Backbone:
     """Returns the net with its input, its output and the cache of its features."""
     net = net_of(options)
     normalization = normalization_of(options, net)
-    output = _pooled_output(options)
+    title = preprocessing.title(normalization)
+    output, note = _pooled_output(options), _input_note(options)
+    whiten = _argument(_argument(options.method.function, "dense_fn"), "whiten")
+    if whiten is None:
+        whiten = _argument(layers.centered_dense, "whiten")
     cache = _cache(options, normalization, output) if isinstance(options.features, Cached) else None
-    return Backbone(net, normalization, _input_note(options), output, cache)
+    return Backbone(net, normalization, title, note, output, whiten, cache)
 
 
 def net_of(options: Options) -> Any:
@@ -139,12 +144,6 @@ def _pooled_output(options: Options) -> str | None:
     """Returns the output of the net that the head takes; None if it takes feature maps."""
     output, remaining_pool_fn = assemble.pooling(_argument(options.method.function, "pool_fn"))
     return output if remaining_pool_fn is None else None
-
-
-def whiten_of(options: Options) -> float:
-    """Returns `whiten` of the linear layer; its default if the layer does not have it."""
-    amount = _argument(_argument(options.method.function, "dense_fn"), "whiten")
-    return _argument(layers.centered_dense, "whiten") if amount is None else amount
 
 
 def _argument(function: Callable | None, name: str) -> Any:
@@ -273,10 +272,10 @@ def arrays_of(origin: start.Start, image_shape: Sequence[int]) -> dict[str, Any]
     weights has.
     """
     arrays = start.read(origin)
-    config = complete(reading.config_of_run(origin.folder))
-    if named(config["trained"])["name"] == "all":
+    saved = complete(reading.config_of_run(origin.folder))
+    if named(saved["trained"])["name"] == "all":
         return arrays  # and no name in the config of that run is looked up
-    options = options_of(config, FUNCTIONS)
+    options = options_of(saved, FUNCTIONS)
     net, file = net_of(options), options.net.get("weights")
     adapted = adapted_of(options, net, classes=2)
     if file is not None and adapted.method.backbone == ("net",):
@@ -290,10 +289,10 @@ def arrays_of(origin: start.Start, image_shape: Sequence[int]) -> dict[str, Any]
     return start.flat(adapted.merge_fn(trees["params"]), trees)
 
 
-def taken_of(options: Options, method: Method, shapes: TrainState) -> start.Taken | None:
+def taken_of(options: Options, method: Method, params: Any, model_state: Any) -> start.Taken | None:
     """Returns what a run that starts from another one may take from it besides the backbone."""
     origin, name = options.start, options.method["name"]
-    backbone = adapt.paths_under(method.backbone, adapt.paths_of(shapes.params))
+    backbone = adapt.paths_under(method.backbone, adapt.paths_of(params))
     if not backbone and (origin is not None or options.trained["name"] != "all"):
         raise ValueError(
             f"the method {name} has no parameters at {', '.join(method.backbone)}: say where its "
@@ -307,6 +306,6 @@ def taken_of(options: Options, method: Method, shapes: TrainState) -> start.Take
             "write Method(..., per_class=()) for none, or take the backbone alone by "
             "--config.start.takes=backbone"
         )
-    names = start.flat(shapes.params, shapes.model_state)
+    names = start.flat(params, model_state)
     per_class = adapt.paths_under([f"params/{path}" for path in method.per_class], names)
     return start.Taken(names, frozenset(per_class), frozenset(backbone))

@@ -159,7 +159,7 @@ def resolve(
     check(kind, {key: keywords.pop(key) for key in extras if key in keywords}, extras)
     try:
         parameters = inspect.signature(function, eval_str=True).parameters
-    except (NameError, SyntaxError, TypeError):  # annotations of the user, for other tools
+    except (NameError, SyntaxError, TypeError, AttributeError):  # annotations for other tools
         parameters = inspect.signature(function).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         known = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
@@ -269,7 +269,8 @@ def _import(name: str) -> Callable:
 def chosen(field: str, value: str | Mapping[str, Any]) -> Spec:
     """Returns the function that the value of a field names."""
     spec = named(value)
-    return Spec(spec, resolve(_KINDS.get(field, field), spec, extras=EXTRAS.get(field, {})))
+    partial = resolve(_KINDS.get(field, field), spec, extras=EXTRAS.get(field, {}))
+    return Spec(spec, partial)
 
 
 def with_defaults(spec: Spec) -> dict[str, Any]:
@@ -290,7 +291,8 @@ def options_of(config: Mapping[str, Any], only: Collection[str] | None = None) -
     With `only`, names in other fields stay plain data, and their modules are not imported. Lists
     become tuples, and `evaluate.frozen` is decided.
     """
-    options = _section(Options, _tuples(config), only)
+    values = _tuples(config)
+    options = _section(Options, values, only)
     if options.evaluate.frozen is not None:
         return options
     evaluate = dataclasses.replace(options.evaluate, frozen=options.has_pretrained)

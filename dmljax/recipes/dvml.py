@@ -1,18 +1,9 @@
 """Deep variational metric learning (DVML) of Lin et al., ECCV 2018."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from dmljax.recipes.arguments import check_choice
 from dmljax.recipes.backbones import with_net
-
-
-class _DataSet(NamedTuple):
-    dim: int  # of every mode but "paper"
-    rate: float
-    decay: float
-    l2_weight: float  # of n-pairs
-    evaluate: dict[str, Any]
-
 
 # NMI as published: k-means of scikit-learn, the lowest inertia of ten starts.
 _NMI = {"name": "scikit_learn", "starts": 10, "seeds": (0,)}
@@ -21,13 +12,12 @@ _MANY = {"every": 200, "ks": (1, 2, 4, 8, 16, 32), "clustering": _NMI}
 # Clustering 11,316 classes takes long; with the starts of scikit-learn it would take hours.
 _ONCE = {"name": "kmeans", "starts": 10, "seeds": (0,), "only_last": True}
 _SOP = {"every": 1000, "ks": (1, 10, 100), "clustering": _ONCE}
-_SETS = {
-    "cub200": _DataSet(dim=256, rate=6e-5, decay=1e-3, l2_weight=1.5e-2, evaluate=_FEW),
-    "cars196": _DataSet(dim=128, rate=7e-5, decay=5e-3, l2_weight=3e-3, evaluate=_MANY),
-    "sop": _DataSet(dim=128, rate=7e-5, decay=5e-3, l2_weight=3e-3, evaluate=_SOP),
+# Dimensions, rate and decay of every mode but "paper"; the L2 weight of n-pairs; the evaluation.
+_SETS: dict[str, Any] = {
+    "cub200": (256, 6e-5, 1e-3, 1.5e-2, _FEW),
+    "cars196": (128, 7e-5, 5e-3, 3e-3, _MANY),
+    "sop": (128, 7e-5, 5e-3, 3e-3, _SOP),
 }
-
-
 _PAPER_LAMBDAS = ((1.0, 1.0, 0.1, 1.0), (0.8, 1.0, 0.2, 0.8))
 _LAMBDAS = {
     1: ((1.0, 0.5, 0.5, 1.0), (0.8, 1.0, 0.4, 0.8)),
@@ -63,17 +53,12 @@ _CODE = {
 }
 
 
-class _Mode(NamedTuple):
-    phase_at: int  # the step at which phase 2 begins
-    steps: int
-    method: dict[str, Any]
-
-
-_MODES = {
-    "paper": _Mode(1500, 6000, _PAPER),
-    "code_1600": _Mode(1600, 3200, {**_CODE, "deviation_fn": "log_variance_as_deviation"}),
-    "code_1200": _Mode(1200, 2400, _CODE),
-    "report": _Mode(1600, 3200, _REPORT),
+# The step at which phase 2 begins, the number of steps, and the arguments of the method.
+_MODES: dict[str, Any] = {
+    "paper": (1500, 6000, _PAPER),
+    "code_1600": (1600, 3200, {**_CODE, "deviation_fn": "log_variance_as_deviation"}),
+    "code_1200": (1200, 2400, _CODE),
+    "report": (1600, 3200, _REPORT),
 }
 
 
@@ -130,9 +115,11 @@ def dvml(
     check_choice("mode", mode, _MODES)
     check_choice("loss", loss, ("triplet", "npair", "dws"))
     check_choice("experiment", experiment, _LAMBDAS)
-    numbers, paper, (phase_at, steps, options) = _SETS[dataset], mode == "paper", _MODES[mode]
-    dim, rate = (512, 1e-4) if paper else (numbers.dim, numbers.rate)
-    if not paper and experiment == 3:
+    dim, rate, decay, l2_weight, evaluate = _SETS[dataset]
+    paper, (phase_at, steps, options) = mode == "paper", _MODES[mode]
+    if paper:
+        dim, rate = 512, 1e-4
+    elif experiment == 3:
         phase_at, steps = 0, 3000
     method: dict[str, Any] = {
         "name": "dvml",
@@ -143,17 +130,15 @@ def dvml(
         "phase_at": phase_at,
     }
     if mode in ("code_1600", "code_1200"):
-        method["decay"] = numbers.decay
+        method["decay"] = decay
     losses = {
         "triplet": {"name": "semihard_triplet", "margin": 1.0},
-        "npair": {"name": "dmljax.methods.dvml:n_pairs", "l2_weight": numbers.l2_weight},
+        "npair": {"name": "dmljax.methods.dvml:n_pairs", "l2_weight": l2_weight},
         "dws": {"name": "triplet", "margin": 0.2},
     }
-    googlenet: dict[str, Any] = {"name": "googlenet"}
     if code_lrn and net is not None:
         raise ValueError("code_lrn=True is of GoogLeNet: leave it out with net=...")
-    if code_lrn:
-        googlenet |= {"lrn_size": 11, "lrn_alpha": 1.1e-3}
+    lrn = {"lrn_size": 11, "lrn_alpha": 1.1e-3} if code_lrn else {}
     sampler: dict[str, Any] = {"name": "n_pairs", "classes": 64}
     if paper and loss != "npair":
         sampler = {"name": "class_balanced", "classes": 60, "per_class": 2}
@@ -167,14 +152,14 @@ def dvml(
         "transform": "dvml_train",
         "eval_transform": "dvml_eval",
         "sampler": sampler,
-        "net": googlenet,
+        "net": {"name": "googlenet", **lrn},
         "method": method,
         "loss": losses[loss],
         "miner": {"name": "distance_weighted", "dim": dim} if loss == "dws" else None,
         "optimizer": {"name": "adam", "rate": rate, "groups": [] if paper else part_rates},
         "schedule": "constant",
         "steps": steps,
-        "evaluate": dict(numbers.evaluate),
+        "evaluate": dict(evaluate),
     }
     if net is None:
         return config

@@ -5,24 +5,15 @@ from typing import Any
 
 from dmljax.recipes.arguments import check_choice
 
+_CONTRASTIVE = {"name": "contrastive", "neg_margin": 1.0, "power": 2.0}
+_TRIPLET = {"name": "triplet", "margin": 1.0}
 _LOSSES: dict[str, dict[str, Any]] = {
     "contrastive": {
-        "loss": {
-            "name": "contrastive",
-            "neg_margin": 1.0,
-            "power": 2.0,
-            "distance_fn": "euclidean",
-            "reduce_fn": "sum",
-        },
+        "loss": {**_CONTRASTIVE, "distance_fn": "euclidean", "reduce_fn": "sum"},
         "miner": "across_halves",
     },
     "triplet": {
-        "loss": {
-            "name": "triplet",
-            "margin": 1.0,
-            "distance_fn": "squared_euclidean",
-            "reduce_fn": "sum",
-        },
+        "loss": {**_TRIPLET, "distance_fn": "squared_euclidean", "reduce_fn": "sum"},
         "miner": "next_in_batch",
     },
 }

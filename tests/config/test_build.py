@@ -12,7 +12,6 @@ from dmljax.config import fields, method, registry, timing
 from dmljax.config.build import build
 from dmljax.config.registry import options_of
 from dmljax.data import sampling
-from dmljax.data.sampling import published
 from dmljax.data.sampling import sampler as samplers
 
 CONFIG = pathlib.Path(registry.__file__).parent
@@ -150,26 +149,6 @@ def test_a_run_without_an_interval_saves_each_fifth_of_its_steps(tmp_path):
     assert list(build(tiny(tmp_path, steps=0, **no_interval)).checkpoint_steps) == []
     one = build(tiny(tmp_path, steps=60, **no_interval | {"evaluate": {"every": 30}}))
     assert list(one.checkpoint_steps) == [30, 60]
-
-
-def test_a_length_in_epochs_of_random_class_count_ends_where_its_epochs_end(tmp_path):
-    options = {"evaluate": {"every": "2 epochs"}, "reload_best_at": ["4 epochs"]}
-    config = tiny(
-        tmp_path,
-        sampler={"name": "random_class_count", "batch_size": 8},
-        steps="10 epochs",
-        seed=3,
-        **options,
-    )
-    run = build(config)
-    groups = sampling.group(run.train.labels)
-    ends = published.class_count_epoch_ends(groups, batch_size=8, seed=3, epochs=10)
-    assert len(set(np.diff(ends).tolist())) > 1  # epochs differ in length
-    assert run.steps == ends[-1]
-    assert [step for step in range(1, run.steps + 1) if step in run.evaluation_steps] == (
-        ends[1::2].tolist()
-    )
-    assert run.reload_steps == (ends[3],)
 
 
 def test_a_length_in_epochs_of_class_balanced_is_a_multiple_of_its_epoch(tmp_path):

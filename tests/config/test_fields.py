@@ -111,11 +111,11 @@ def test_the_evaluation_at_a_small_size_sees_the_border_of_a_photograph(tmp_path
         ("held_out", 0, None),
         ("held_out", 0.25, {"name": "last", "fraction": 0.25}),
         ("held_out", "fold", {"name": "fold", "index": 0, "count": 4, "seed": None}),
-        ("held_out", {"fraction": 0.5}, {"name": "last", "fraction": 0.5}),
+        ("held_out", {"index": 1}, {"name": "fold", "index": 1, "count": 4, "seed": None}),
         ("pictures", False, None),
         ("pictures", True, {"name": "page", "projector": 0}),
         ("pictures", {"projector": 9}, {"name": "page", "projector": 9}),
-        ("features", {"name": "cached"}, {"name": "cached", "views": 0}),
+        ("features", {"views": 2}, {"name": "cached", "views": 2}),
         (
             "start",
             {"name": "runs/a", "takes": "backbone"},

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from system import load_module
 
-from dmljax.config import files as config_files
+from dmljax.config import fields
 from dmljax.config.build import build
 from dmljax.methods import base
 from dmljax.train.step import init_state, train_step
@@ -60,7 +60,7 @@ class Patches(nn.Module, kw_only=True):
 def read(name: str, arg: str | None = None) -> dict[str, Any]:
     """The config that `--config=configs/NAME.py:ARG` reads."""
     module = load_module(CONFIGS / f"{name}.py")
-    return config_files.plain(module.get_config(arg))
+    return fields.plain(module.get_config(arg))
 
 
 def shrink(

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from dmljax import recipes
 from dmljax.config import files as config_files
+from dmljax.config.fields import plain
 from dmljax.recipes.arguments import parse
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
@@ -69,7 +70,7 @@ def test_a_recipe_is_plain_data_of_its_own(name):
             value["changed"] = True
     second = getattr(recipes, name)()
     assert json.dumps(second) == text
-    assert config_files.read(name) == config_files.plain(second)
+    assert config_files.read(name) == plain(second)
 
 
 def test_every_recipe_is_listed():
