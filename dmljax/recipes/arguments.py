@@ -8,12 +8,10 @@ from typing import Any
 
 from dmljax.hints import check_known
 
-# Types of arguments: their name in messages, and the function that reads them.
-_TYPES: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "bool": ("True or False", {"True": True, "False": False}.__getitem__),
-    "int": ("a whole number", int),
-    "float": ("a number", float),
-    "str": ("a name", str),
+# The functions that read arguments, and their names in messages, by type.
+_TYPES: dict[str, tuple[Callable[[str], Any], str]] = {
+    "bool": ({"True": True, "False": False}.__getitem__, "True or False"),
+    **{"int": (int, "a whole number"), "float": (float, "a number"), "str": (str, "a name")},
 }
 
 
@@ -32,7 +30,7 @@ def parse(
         check_known("the config has no argument", [name], names)
         annotation = inspect.formatannotation(parameters[name].annotation).strip("'")
         type_, *others = annotation.split(" | ")
-        expected, convert = _TYPES[type_]
+        convert, expected = _TYPES[type_]
         try:
             if not equals:
                 raise ValueError

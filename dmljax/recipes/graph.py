@@ -2,49 +2,29 @@
 
 from typing import Any
 
-from dmljax.recipes.arguments import check_choice, with_values
+from dmljax.recipes.arguments import check_choice
 from dmljax.recipes.backbones import with_net
 
-# The values of a data set (configs of the official code, intra_batch).
-_VALUES: dict[str, dict[str, Any]] = {
-    "cub200": {
-        "optimizer.rate": 0.0001563663718906821,
-        "optimizer.decay": 6.059722614369727e-06,
-        "sampler": {"name": "random_class_count", "batch_size": 54},
-        "loss.temperature": 0.2,
-        "method.heads": 2,
-        "evaluate.ks": (1, 2, 4, 8),
-    },
-    "cars196": {
-        "optimizer.rate": 0.00036683239911604993,
-        "optimizer.decay": 2.551918610962277e-09,
-        "sampler": {"name": "class_chunks", "classes": 10, "per_class": 7},
-        "loss.temperature": 0.1111111111111,
-        "method.heads": 8,
-        "method.layers": 2,
-        "method.concat_layers": True,
-        "evaluate.ks": (1, 2, 4, 8),
-    },
-    "sop": {
-        "optimizer.rate": 0.0002472471515853406,
-        "optimizer.decay": 2.7650277063275255e-13,
-        "sampler": {"name": "class_chunks", "classes": 15, "per_class": 6},
-        "loss.temperature": 0.6046908988578005,
-        "method.heads": 8,
-        "method.graph_weight": 0.0,
-        "evaluate.ks": (1, 10, 100, 1000),
-        "evaluate.clustering": None,
-    },
-    "inshop": {
-        "optimizer.rate": 0.00011265974954242144,
-        "optimizer.decay": 1.0554824926510768e-07,
-        "sampler": {"name": "class_chunks", "classes": 14, "per_class": 4},
-        "loss.temperature": 0.18591347176280537,
-        "method.heads": 4,
-        "evaluate.ks": (1, 10, 20, 30, 40),
-        "evaluate.clustering": None,
-    },
+# The values of a data set (configs of the official code, intra_batch): learning rate, decay,
+# temperature, heads, sampler, and the K of R@K.
+_CUB_SAMPLER = {"name": "random_class_count", "batch_size": 54}
+_VALUES: dict[str, tuple[Any, ...]] = {
+    "cub200": (0.0001563663718906821, 6.059722614369727e-06, 0.2, 2, _CUB_SAMPLER, (1, 2, 4, 8)),
+    "cars196": (
+        *(0.00036683239911604993, 2.551918610962277e-09, 0.1111111111111, 8),
+        *({"name": "class_chunks", "classes": 10, "per_class": 7}, (1, 2, 4, 8)),
+    ),
+    "sop": (
+        *(0.0002472471515853406, 2.7650277063275255e-13, 0.6046908988578005, 8),
+        *({"name": "class_chunks", "classes": 15, "per_class": 6}, (1, 10, 100, 1000)),
+    ),
+    "inshop": (
+        *(0.00011265974954242144, 1.0554824926510768e-07, 0.18591347176280537, 4),
+        *({"name": "class_chunks", "classes": 14, "per_class": 4}, (1, 10, 20, 30, 40)),
+    ),
 }
+# NMI as published: k-means of scikit-learn, the least inertia of ten starts. None on large sets.
+_NMI = {"name": "scikit_learn", "starts": 10, "seeds": (0,)}
 
 
 def graph(
@@ -90,13 +70,14 @@ def graph(
     """
     check_choice("dataset", dataset, _VALUES)
     check_choice("heads", heads, ("concatenated", "averaged"))
-    values = dict(_VALUES[dataset])
-    if backbone_only is not None:
-        values["method.graph_weight"] = 0.0 if backbone_only else 1.0
-    if test_time and values.get("method.graph_weight") == 0:
+    rate, decay, temperature, attention_heads, sampler, ks = _VALUES[dataset]
+    if backbone_only is None:
+        backbone_only = dataset == "sop"
+    if test_time and backbone_only:
         raise ValueError("test_time=True needs the graph: backbone_only=False")
+    has_two_layers = dataset == "cars196" and not test_time
     if test_time and dataset == "cars196":
-        values |= {"method.layers": 1, "method.heads": 4, "method.concat_layers": False}
+        attention_heads = 4
     options: dict[str, Any] = {"name": attention}
     if attention in ("gat", "gatv2"):
         options["sublayers"] = (2 if published else 1) if sublayers is None else sublayers
@@ -123,23 +104,31 @@ def graph(
             "norm": {"name": "batch_norm", "momentum": 0.19 if published else 0.1},
             "weights": None,
         },
+        "sampler": dict(sampler),
         "method": {
             "name": "graph",
             "dim": 512,
-            "layers": 1,
-            "concat_layers": False,
+            "layers": 2 if has_two_layers else 1,
+            "concat_layers": has_two_layers,
+            "heads": attention_heads,
             "attention_fn": None if attention == "none" else options,
             "mlp_fn": "mlp" if mlp else None,
-            "graph_weight": 1.0,
+            "graph_weight": 0.0 if backbone_only else 1.0,
             # `similarity_graph` weights edges by correlation, as the paper draws them. No published
             # number uses them.
             "edges_fn": None,
         },
-        "loss": {"name": "label_smoothed_cross_entropy", "epsilon": 0.1},
+        "loss": {
+            "name": "label_smoothed_cross_entropy",
+            "epsilon": 0.1,
+            "temperature": temperature,
+        },
         # Everything decays, biases and norms too.
         "optimizer": {
             "name": "radam",
-            "groups": [{"path": ".", "decay": values["optimizer.decay"]}],
+            "rate": rate,
+            "decay": decay,
+            "groups": [{"path": ".", "decay": decay}],
         },
         "steps": "70 epochs",
         "schedule": {
@@ -150,19 +139,17 @@ def graph(
         "reload_best_at": ("30 epochs", "50 epochs"),
         "held_out": held_out,
         "select": "val/R@1" if held_out else "test/R@1",
-        # NMI as published: k-means of scikit-learn, the least inertia of ten starts.
         "evaluate": {
             "every": "1 epoch",
-            "clustering": {"name": "scikit_learn", "starts": 10, "seeds": (0,)},
+            "ks": ks,
+            "clustering": dict(_NMI) if dataset in ("cub200", "cars196") else None,
             "rankings": ("refined",) if test_time else (),
         },
     }
-    config = with_values(config, values)
     if net is None:
         return config
     if published:
         raise ValueError("published=True is of ResNet-50: leave it out with net=...")
-    rate = config["optimizer"].pop("rate")
     config = with_net(config, net)
     optimizer = config["optimizer"]
     faster = {"path": "^(head|graph)/", "factor": rate / optimizer["rate"]}
