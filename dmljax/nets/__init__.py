@@ -34,32 +34,26 @@ arguments (`class MyNet(nn.Module, kw_only=True)`), or a function that returns o
 returns at least `features`, `pooled` and `max_pooled` (`layers.add_pooled`).
 """
 
-from dmljax.nets import bn_inception as _bn_inception
 from dmljax.nets import convnet as _convnet
 from dmljax.nets import convnext as _convnext
 from dmljax.nets import efficientnet as _efficientnet
 from dmljax.nets import googlenet as _googlenet
-from dmljax.nets import lecun as _lecun
 from dmljax.nets import mobilenet as _mobilenet
 from dmljax.nets import resnet as _resnet
 from dmljax.nets import vit as _vit
-from dmljax.nets.bn_inception import *  # noqa: F403
 from dmljax.nets.convnet import *  # noqa: F403
 from dmljax.nets.convnext import *  # noqa: F403
 from dmljax.nets.efficientnet import *  # noqa: F403
 from dmljax.nets.googlenet import *  # noqa: F403
-from dmljax.nets.lecun import *  # noqa: F403
 from dmljax.nets.mobilenet import *  # noqa: F403
 from dmljax.nets.resnet import *  # noqa: F403
 from dmljax.nets.vit import *  # noqa: F403
 
 _FILES = (
-    _bn_inception,
     _convnet,
     _convnext,
     _efficientnet,
     _googlenet,
-    _lecun,
     _mobilenet,
     _resnet,
     _vit,

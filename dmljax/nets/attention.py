@@ -1,6 +1,6 @@
 """Attention among the images of a batch: every image is a node, which receives from the others.
 
-Every function makes a Flax module. A module is called as
+Every function makes a Flax module, whose arguments are the fields of its class. It is called as
 `(nodes [n d], *, train, ...) -> {"nodes": [n d], "attention": [heads n n]}`, all in float32. Rows
 of the attention are receivers, columns are senders. Optional arguments:
 
@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float
 
 from dmljax import ops
 from dmljax.nets.initializers import fan_in_uniform
-from dmljax.nets.layers import Dense, glorot_dense
+from dmljax.nets.layers import Dense, glorot_dense, named
 from dmljax.ops import Array
 
 __all__ = [
@@ -48,91 +48,6 @@ def concatenate_heads(messages: Float[Array, "n heads w"]) -> Float[Array, "n he
 def average_heads(messages: Float[Array, "n heads w"]) -> Float[Array, "n w"]:
     """Averages the messages of all heads."""
     return jnp.mean(ops.widen(messages), axis=1).astype(messages.dtype)
-
-
-def dot(
-    *,
-    heads: int = 8,
-    combine_fn: CombineFn = concatenate_heads,
-    dropout: float = 0.1,
-    dtype: Any = None,
-    name: str | None = None,
-) -> nn.Module:
-    """Computes dot-product attention (Vaswani et al., 2017).
-
-    sum_j softmax_j(q_i.k_j / sqrt(w)) v_j for every head of width w, then a linear layer of the
-    combined heads. The text of Seidenschwarz et al. (ICML 2021) divides by the root of the full
-    width d; their code, as here, by the root of w.
-
-    * `combine_fn`: `concatenate_heads` splits the features among the heads; `average_heads` gives
-      every head all of them. In a config its name.
-    """
-    return _dot(_softmax, heads, combine_fn, dropout, dtype, name)
-
-
-def dot_plus_one(
-    *,
-    heads: int = 8,
-    combine_fn: CombineFn = concatenate_heads,
-    dropout: float = 0.1,
-    dtype: Any = None,
-    name: str | None = None,
-) -> nn.Module:
-    """Computes `dot` with the weights exp(s_j) / (1 + sum_k exp(s_k)), which sum to less than 1.
-
-    The code of Seidenschwarz et al. (ICML 2021) computes this; their formula is `dot`.
-    """
-    return _dot(_softmax_plus_one, heads, combine_fn, dropout, dtype, name)
-
-
-def gat(
-    *,
-    heads: int = 8,
-    share_vector: bool = False,
-    share_projection: bool = True,
-    sublayers: int = 1,
-    combine_fn: CombineFn = concatenate_heads,
-    slope: float = 0.2,
-    dropout: float = 0.1,
-    dtype: Any = None,
-    name: str | None = None,
-) -> nn.Module:
-    """Computes graph attention: sum_j softmax_j(LeakyReLU(a.[W h_i, W h_j])) W h_j, without biases.
-
-    (GAT; Velickovic et al., ICLR 2018.) Every receiver ranks the senders in the same order.
-
-    * `share_vector`: all heads share one vector a. `share_projection=False`: receivers have a W of
-      their own.
-    * `combine_fn`: `concatenate_heads` splits the features among the heads; `average_heads` gives
-      every head all of them. In a config its name.
-    * `sublayers=2` adds an ELU and a second layer of one head, whose attention is returned as
-      "attention_2" [1 n n]. The paper's equation has one layer. The published code of the study of
-      graph attention for metric learning has two, and produced its results with them.
-    * `slope`: of the LeakyReLU for negative values.
-    """
-    options = (share_vector, share_projection, sublayers, combine_fn, slope)
-    return _graph_attention(_gat_scores, 2, "linear", heads, options, dropout, dtype, name)
-
-
-def gatv2(
-    *,
-    heads: int = 8,
-    share_vector: bool = False,
-    share_projection: bool = False,
-    sublayers: int = 1,
-    combine_fn: CombineFn = concatenate_heads,
-    slope: float = 0.2,
-    dropout: float = 0.1,
-    dtype: Any = None,
-    name: str | None = None,
-) -> nn.Module:
-    """Computes graph attention: sum_j softmax_j(a.LeakyReLU(V h_i + W h_j)) W h_j, without biases.
-
-    (GATv2; Brody et al., ICLR 2022.) Arguments are as in `gat`. With `share_projection=True` V is
-    W, and the score from i to j equals the score from j to i.
-    """
-    options = (share_vector, share_projection, sublayers, combine_fn, slope)
-    return _graph_attention(_gatv2_scores, 1, "linear_l", heads, options, dropout, dtype, name)
 
 
 def _softmax(scores, where):
@@ -180,11 +95,16 @@ def _gatv2_scores(receivers, senders, vector, *, slope):
 
 
 class _Attention(nn.Module, kw_only=True):
-    """The part that all modules share: checks and masks. Subclasses define `_heads`."""
+    """The part that all modules share: checks and masks. Subclasses define `_heads`.
 
-    heads: int
-    dropout: float
-    dtype: Any
+    `combine_fn`: `concatenate_heads` splits the features among the heads; `average_heads` gives
+    every head all of them. In a config its name.
+    """
+
+    heads: int = 8
+    combine_fn: CombineFn = concatenate_heads
+    dropout: float = 0.1
+    dtype: Any = None
 
     def __call__(
         self,
@@ -206,54 +126,84 @@ class _Attention(nn.Module, kw_only=True):
         return self._heads(nodes, mask, edge_weights, train)
 
 
-class _Dot(_Attention, kw_only=True):
-    softmax_fn: Callable
-    combine_fn: CombineFn
+class Dot(_Attention, kw_only=True):
+    """Dot-product attention (Vaswani et al., 2017).
+
+    sum_j softmax_j(q_i.k_j / sqrt(w)) v_j for every head of width w, then a linear layer of the
+    combined heads. The text of Seidenschwarz et al. (ICML 2021) divides by the root of the full
+    width d; their code, as here, by the root of w. Their code computes `dot_plus_one`, with the
+    weights exp(s_j) / (1 + sum_k exp(s_k)), which sum to less than 1; their formula is `dot`.
+    """
+
+    softmax_fn: Callable = _softmax
 
     @nn.compact
     def _heads(self, nodes, mask, edge_weights, train):
-        features = nodes.shape[1]
-        width = _width_before(self.combine_fn, self.heads, features)
+        def linear(x, features, name):
+            return glorot_dense(features, dtype=self.dtype, name=name)(x)
 
         def split(name):
-            projected = _linear(nodes, self.heads * width, name, self.dtype)
-            return projected.reshape(-1, self.heads, width)
+            return linear(nodes, self.heads * width, name).reshape(-1, self.heads, width)
 
+        features = nodes.shape[1]
+        width = _width_before(self.combine_fn, self.heads, features)
         queries, keys, values = split("q_linear"), split("k_linear"), split("v_linear")
         scores = jax.vmap(_dot_scores, in_axes=1)(queries, keys)  # [heads n n]
         weights = _attention(self.softmax_fn, scores, mask, edge_weights)
-        messages = _messages(weights, values, self.dropout, train)
-        messages = _linear(self.combine_fn(messages), features, "out", self.dtype)
-        return {"nodes": ops.widen(messages), "attention": weights}
+        messages = self.combine_fn(_messages(weights, values, self.dropout, train))
+        return {"nodes": ops.widen(linear(messages, features, "out")), "attention": weights}
 
 
-class _GraphAttention(_Attention, kw_only=True):
+class GraphAttention(_Attention, kw_only=True):
+    """Graph attention without biases: `gat` and `gatv2`.
+
+    `gat` (Velickovic et al., ICLR 2018): sum_j softmax_j(LeakyReLU(a.[W h_i, W h_j])) W h_j. Every
+    receiver ranks the senders in the same order. `gatv2` (Brody et al., ICLR 2022): sum_j
+    softmax_j(a.LeakyReLU(V h_i + W h_j)) W h_j. With `share_projection=True` V is W, and the score
+    from i to j equals the score from j to i.
+
+    * `share_vector`: all heads share one vector a. `share_projection=False`: receivers have a
+      projection of their own.
+    * `sublayers=2` adds an ELU and a second layer of one head, whose attention is returned as
+      "attention_2" [1 n n]. The paper's equation has one layer. The published code of the study of
+      graph attention for metric learning has two, and produced its results with them.
+    * `slope`: of the LeakyReLU for negative values.
+    """
+
     scores_fn: Callable
-    vector_parts: int
-    linear: str
-    share_vector: bool
-    share_projection: bool
-    sublayers: int
-    combine_fn: CombineFn
+    vector_parts: int  # 2: one part each for receiver and sender; 1: for their sum
+    linear: str  # the name of W
+    share_vector: bool = False
+    share_projection: bool = False
+    sublayers: int = 1
+    slope: float = 0.2
 
     @nn.compact
     def _heads(self, nodes, mask, edge_weights, train):
+        def project(x, heads, width, name):
+            y = Dense(heads * width, use_bias=False, dtype=self.dtype, name=name)(x)
+            return y.reshape(-1, heads, width)
+
+        def sublayer(heads, combine_fn, x):
+            """Computes one layer: nodes [n d] -> nodes [n d], attention [heads n n]."""
+            width = _width_before(combine_fn, heads, nodes.shape[1])
+            senders = receivers = project(x, heads, width, self.linear)
+            if not self.share_projection:
+                receivers = project(x, heads, width, "linear_r")
+            shape = (self.vector_parts * width, 1 if self.share_vector else heads)
+            vectors = jnp.broadcast_to(_Kernel(shape=shape, name="attn")(), (shape[0], heads))
+            scores_fn = functools.partial(self.scores_fn, slope=self.slope)
+            scores = jax.vmap(scores_fn, in_axes=1)(receivers, senders, vectors)
+            weights = _attention(_softmax, scores, mask, edge_weights)
+            messages = _messages(weights, senders, self.dropout, train)  # [n heads w]
+            return combine_fn(messages), weights
+
         def layer(x, heads, combine_fn, name):
             x = nn.Dropout(self.dropout, deterministic=not train, name=f"dropout_{name}")(x)
-            sublayer = _GraphAttentionLayer(
-                heads=heads,
-                scores_fn=self.scores_fn,
-                vector_parts=self.vector_parts,
-                linear=self.linear,
-                share_vector=self.share_vector,
-                share_projection=self.share_projection,
-                combine_fn=combine_fn,
-                dropout=self.dropout,
-                dtype=self.dtype,
-                name=name,
-            )
-            return sublayer(x, mask, edge_weights, train)
+            return named(name, functools.partial(sublayer, heads, combine_fn), x)
 
+        if self.sublayers not in (1, 2):
+            raise ValueError(f"sublayers is 1 or 2, not {self.sublayers}")
         x, weights = layer(nodes, self.heads, self.combine_fn, "layer1")
         if self.sublayers == 1:
             return {"nodes": ops.widen(x), "attention": weights}
@@ -261,36 +211,18 @@ class _GraphAttention(_Attention, kw_only=True):
         return {"nodes": ops.widen(x), "attention": weights, "attention_2": weights_2}
 
 
-class _GraphAttentionLayer(nn.Module, kw_only=True):
-    """One layer of GAT or GATv2: nodes [n d] -> nodes [n d], attention [heads n n]."""
-
-    heads: int
-    scores_fn: Callable
-    vector_parts: int  # 2: one part each for receiver and sender; 1: for their sum
-    linear: str
-    share_vector: bool
-    share_projection: bool
-    combine_fn: CombineFn
-    dropout: float
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, nodes, mask, edge_weights, train):
-        features = nodes.shape[1]
-        width = _width_before(self.combine_fn, self.heads, features)
-
-        def project(name):
-            y = Dense(self.heads * width, use_bias=False, dtype=self.dtype, name=name)(nodes)
-            return y.reshape(-1, self.heads, width)
-
-        senders = project(self.linear)
-        receivers = senders if self.share_projection else project("linear_r")
-        shape = (self.vector_parts * width, 1 if self.share_vector else self.heads)
-        vectors = jnp.broadcast_to(_Kernel(shape=shape, name="attn")(), (shape[0], self.heads))
-        scores = jax.vmap(self.scores_fn, in_axes=1)(receivers, senders, vectors)
-        weights = _attention(_softmax, scores, mask, edge_weights)
-        messages = _messages(weights, senders, self.dropout, train)  # [n heads w]
-        return self.combine_fn(messages), weights
+dot = Dot
+dot_plus_one = functools.partial(Dot, softmax_fn=_softmax_plus_one)
+gat = functools.partial(
+    GraphAttention,
+    scores_fn=_gat_scores,
+    vector_parts=2,
+    linear="linear",
+    share_projection=True,
+)
+gatv2 = functools.partial(
+    GraphAttention, scores_fn=_gatv2_scores, vector_parts=1, linear="linear_l"
+)
 
 
 class _Kernel(nn.Module, kw_only=True):
@@ -301,34 +233,6 @@ class _Kernel(nn.Module, kw_only=True):
     @nn.compact
     def __call__(self):
         return self.param("kernel", fan_in_uniform(self.shape[0]), self.shape)
-
-
-def _graph_attention(scores_fn, vector_parts, linear, heads, options, dropout, dtype, name):
-    share_vector, share_projection, sublayers, combine_fn, slope = options
-    if sublayers not in (1, 2):
-        raise ValueError(f"sublayers is 1 or 2, not {sublayers}")
-    return _GraphAttention(
-        heads=heads,
-        scores_fn=functools.partial(scores_fn, slope=slope),
-        vector_parts=vector_parts,
-        linear=linear,
-        share_vector=share_vector,
-        share_projection=share_projection,
-        sublayers=sublayers,
-        combine_fn=combine_fn,
-        dropout=dropout,
-        dtype=dtype,
-        name=name,
-    )
-
-
-def _dot(softmax_fn, heads, combine_fn, dropout, dtype, name):
-    options = {"heads": heads, "combine_fn": combine_fn, "dropout": dropout}
-    return _Dot(softmax_fn=softmax_fn, dtype=dtype, name=name, **options)
-
-
-def _linear(x, features, name, dtype):
-    return glorot_dense(features, dtype=dtype, name=name)(x)
 
 
 def _attention(softmax_fn, scores, mask, edge_weights):
@@ -371,15 +275,11 @@ def check_nodes(nodes: Any, adjacency: Any, edge_weights: Any, where: Any) -> in
 
 def _width_before(combine_fn: CombineFn, heads: int, features: int) -> int:
     """Returns the width of a head whose messages become `features` numbers in `combine_fn`."""
-    if heads < 1:
-        return _head_width(features, heads)
-    messages = jax.ShapeDtypeStruct((1, heads, features), jnp.float32)
-    shares = jax.eval_shape(combine_fn, messages).shape[1] // features
-    return _head_width(features, shares)
-
-
-def _head_width(features: int, heads: int) -> int:
-    if heads < 1 or features % heads:
+    parts = 0
+    if heads > 0:
+        messages = jax.ShapeDtypeStruct((1, heads, features), jnp.float32)
+        parts = jax.eval_shape(combine_fn, messages).shape[1] // features
+    if parts < 1 or features % parts:
         divisors = ", ".join(str(h) for h in range(1, min(features, 64) + 1) if features % h == 0)
         raise ValueError(f"{heads} heads cannot share {features} features: take one of {divisors}")
-    return features // heads
+    return features // parts

@@ -48,7 +48,7 @@ class _Block(nn.Module):
         return layers.with_stored_gradient(x + layers.DropPath(self.drop_path, name="drop_path")(y))
 
 
-class ConvNeXt(nn.Module, kw_only=True):
+class ConvNeXt(layers.Backbone, kw_only=True):
     """ConvNeXt with `blocks` blocks per stage. `width` doubles at stages 1 to 3.
 
     `drop_path` is the rate of stochastic depth of the last block; it grows with depth from 0.
@@ -58,21 +58,14 @@ class ConvNeXt(nn.Module, kw_only=True):
 
     blocks: tuple[int, int, int, int] = (3, 3, 27, 3)
     width: int
-    classes: int | None = None
-    start: str = "stem"
-    stop: str = "3"
     drop_path: float = 0.0
-    remat: bool | str = False
-    dtype: Dtype | None = None
-    impl: str = "auto"
 
     @nn.compact
     def __call__(
         self, images: Float[Array, "b h w c"], *, train: bool
     ) -> dict[str, Float[jax.Array, "..."]]:
         def conv(x, width, size, name):
-            options = {"dtype": self.dtype, "impl": self.impl, "name": name} | _INIT
-            return Conv(width, size, size, use_bias=True, **options)(x)
+            return self.conv(width, size, size, 0, use_bias=True, name=name, **_INIT)(x)
 
         def stem(x):
             return layers.layer_norm(conv(x, self.width, 4, "0"), "1", dtype=self.dtype)
@@ -112,16 +105,16 @@ class ConvNeXt(nn.Module, kw_only=True):
                 outputs["logits"] = Dense(self.classes, **_INIT, name="fc")(outputs["pooled"])
 
         block = layers.checkpointed(_Block, self.remat)
-        (first, first_blocks), (last, last_blocks) = map(self._place, (self.start, self.stop))
+        start, stop = self.start or _STAGES[0], self.stop or _STAGES[-1]
+        (first, first_blocks), (last, last_blocks) = self._place(start), self._place(stop)
         stages = layers.stage_range("convnext", _STAGES, first, last)
         if first == last and first_blocks.start >= last_blocks.stop:
             raise ValueError(
-                f"convnext reaches block {self.stop!r} before {self.start!r}: exchange start and "
-                "stop"
+                f"convnext reaches block {stop!r} before {start!r}: exchange start and stop"
             )
         index = _STAGES.index(first)
         channels = self.width * 2 ** max(0, index - 2 + (first_blocks.start > 0)) if index else 3
-        layers.check_maps(f"convnext from {self.start!r} on", images, channels)
+        layers.check_maps(f"convnext from {start!r} on", images, channels)
         x, outputs = images, {}
         if "stem" in stages:
             x = outputs["stem"] = layers.named("stem", stem, x)

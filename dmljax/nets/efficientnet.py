@@ -7,16 +7,14 @@ The stages are `stem`, the entries `0` to `6` of timm's `blocks`, and the last c
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float
 
 from dmljax.nets import layers
-from dmljax.nets.layers import BatchNorm, Conv, Dtype
+from dmljax.nets.layers import BatchNorm
 from dmljax.normalizations import LITE
 from dmljax.ops import Array
 
@@ -32,31 +30,26 @@ _BLOCKS = (
     (4, 5, 2, 6, 192),
     (1, 3, 1, 6, 320),
 )
-_STAGES = ("stem", *map(str, range(len(_BLOCKS))), "head")
 
 
-class EfficientNetLite(nn.Module, kw_only=True):
+class EfficientNetLite(layers.Backbone, kw_only=True):
     """EfficientNet-lite. `multiplier` scales the widths, `depth` the numbers of blocks.
 
     Both leave the widths of `stem` and `head`, and the numbers of the first and the last stage.
     """
 
+    family: ClassVar[str] = "efficientnet_lite"
+    classifier: ClassVar[str] = "classifier"
     expected_normalization: ClassVar[dict[str, Any]] = LITE
 
     multiplier: float = 1.0
     depth: float = 1.0
-    classes: int | None = None
-    start: str = "stem"
-    stop: str = "head"
     norm: Callable = BatchNorm
-    remat: bool | str = False
-    dtype: Dtype | None = None
-    impl: str = "auto"
 
     @property
-    def widths(self) -> tuple[int, ...]:
-        """The widths of the stages of blocks."""
-        return tuple(layers.multiple_of_8(row[-1] * self.multiplier) for row in _BLOCKS)
+    def channels(self) -> dict[str, int]:  # type: ignore[override]
+        widths = [layers.multiple_of_8(row[-1] * self.multiplier) for row in _BLOCKS]
+        return {"stem": 32} | {str(i): n for i, n in enumerate(widths)} | {"head": 1280}
 
     @property
     def repeats(self) -> tuple[int, ...]:
@@ -64,15 +57,11 @@ class EfficientNetLite(nn.Module, kw_only=True):
         first, *others, last = (row[0] for row in _BLOCKS)
         return first, *(math.ceil(count * self.depth) for count in others), last
 
-    @nn.compact
-    def __call__(
-        self, images: Float[Array, "b h w c"], *, train: bool
-    ) -> dict[str, Float[jax.Array, "..."]]:
+    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, jax.Array]:
         def conv_norm(x, features, size, names, strides=1, groups=1, limits=(0, 6)):
             x = x if strides == 1 else _padded(x, size, strides)
             padding = size // 2 if strides == 1 else 0
-            options = {"dtype": self.dtype, "impl": self.impl, "name": names[0]}
-            conv = Conv(features, size, strides, padding, groups, **options)
+            conv = self.conv(features, size, strides, padding, groups=groups, name=names[0])
             norm = self.norm(epsilon=1e-3, dtype=self.dtype, name=names[1])
             return layers.conv_norm(conv, norm, x, train=train, limits=limits)
 
@@ -90,7 +79,7 @@ class EfficientNetLite(nn.Module, kw_only=True):
             _, kernel, strides, expansion, _ = _BLOCKS[index]
             for i in range(self.repeats[index]):
                 fn = functools.partial(block, kernel, strides if i == 0 else 1, expansion)
-                fn = functools.partial(fn, widths[index + 1])
+                fn = functools.partial(fn, self.channels[str(index)])
                 x = layers.named(str(i), fn, x, remat=self.remat)
             return x
 
@@ -100,17 +89,13 @@ class EfficientNetLite(nn.Module, kw_only=True):
                 x = outputs[stage] = layers.named(stage, fn, x)
             return x
 
-        widths = [32, *self.widths]
-        stages = layers.stage_range("efficientnet_lite", _STAGES, self.start, self.stop)
-        channels = [3, *widths][_STAGES.index(self.start)]
-        layers.check_maps(f"efficientnet_lite from {self.start!r} on", images, channels)
-        x, outputs = images, {}
+        outputs = {}
         if "stem" in stages:
             x = outputs["stem"] = conv_norm(x, 32, 3, ("conv_stem", "bn1"), 2)
         x = layers.named("blocks", blocks, x)
         if "head" in stages:
-            x = outputs["head"] = conv_norm(x, 1280, 1, ("conv_head", "bn2"))
-        return layers.add_pooled(outputs, x, classes=self.classes, classifier="classifier")
+            outputs["head"] = conv_norm(x, 1280, 1, ("conv_head", "bn2"))
+        return outputs
 
 
 def _padded(x: Array, size: int, strides: int) -> jax.Array:

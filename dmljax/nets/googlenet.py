@@ -1,29 +1,34 @@
-"""GoogLeNet (Szegedy et al., CVPR 2015): Caffe's net, and the one that torchvision distributes.
+"""GoogLeNet (Szegedy et al., CVPR 2015) and BN-Inception (Ioffe & Szegedy, ICML 2015).
 
-They are different nets and cannot share weights. Published results with "GoogLeNet" mean Caffe's.
-Stages of both: `conv1 pool1 conv2 pool2 3a 3b pool3 4a 4b 4c 4d 4e pool4 5a 5b`. A response norm
-belongs to the stage before it. `dmljax.nets` documents what all backbones share.
+GoogLeNet is Caffe's net, or the one that torchvision distributes. They are different nets and
+cannot share weights. Published results with "GoogLeNet" mean Caffe's. Stages of both: `conv1 pool1
+conv2 pool2 3a 3b pool3 4a 4b 4c 4d 4e pool4 5a 5b`. A response norm belongs to the stage before it.
+
+The published weights of BN-Inception were converted from Caffe. Its convolutions have biases
+although a batch norm follows, and its parameters have no hierarchy: `inception_3a_3x3_reduce`.
+`dmljax.nets` documents what all backbones share.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
 
 from dmljax.nets import layers
 from dmljax.nets.initializers import caffe_xavier, truncated_normal
-from dmljax.nets.layers import Conv, Dtype
+from dmljax.nets.layers import BatchNorm, named
 from dmljax.ops import Array
 
-__all__ = ["googlenet", "googlenet_bn"]
+__all__ = ["bn_inception", "googlenet", "googlenet_bn"]
+
+_Inceptions = dict[str, tuple[int, int, int, int, int, int]]
 
 # Widths: 1x1; 3x3 reduce, 3x3; 5x5 reduce, 5x5; pool projection.
-_INCEPTIONS = {
+_GOOGLENET: _Inceptions = {
     "3a": (64, 96, 128, 16, 32, 32),
     "3b": (128, 128, 192, 32, 96, 64),
     "4a": (192, 96, 208, 16, 48, 64),
@@ -34,25 +39,33 @@ _INCEPTIONS = {
     "5a": (256, 160, 320, 32, 128, 128),
     "5b": (384, 192, 384, 48, 128, 128),
 }
-_STAGES = (
-    *("conv1", "pool1", "conv2", "pool2", "3a", "3b", "pool3"),
-    *("4a", "4b", "4c", "4d", "4e", "pool4", "5a", "5b"),
-)
+# Widths: 1x1; 3x3 reduce, 3x3; double 3x3 reduce, double 3x3; pool projection. A block without the
+# first and the last halves the feature map and passes its input on through a max pool.
+_BN_INCEPTION: _Inceptions = {
+    "3a": (64, 64, 64, 64, 96, 32),
+    "3b": (64, 64, 96, 64, 96, 64),
+    "3c": (0, 128, 160, 64, 96, 0),
+    "4a": (224, 64, 96, 96, 128, 128),
+    "4b": (192, 96, 128, 96, 128, 128),
+    "4c": (160, 128, 160, 128, 160, 128),
+    "4d": (96, 128, 192, 160, 192, 128),
+    "4e": (0, 128, 192, 192, 256, 0),
+    "5a": (352, 192, 320, 160, 224, 128),
+    "5b": (352, 192, 320, 192, 224, 128),
+}
 
 
-def _channels(start: str) -> int:
-    """Channels of the feature map that the stage `start` takes."""
-    channels = 3
-    for stage in _STAGES[: _STAGES.index(start)]:
-        if stage in _INCEPTIONS:
-            one, _, three, _, five, pool = _INCEPTIONS[stage]
-            channels = one + three + five + pool
-        else:
-            channels = {"conv1": 64, "conv2": 192}.get(stage, channels)
+def _channels(inceptions: _Inceptions, pools: tuple[str, ...] = ()) -> dict[str, int]:
+    """Computes the channels of all stages; each of `pools` has one more pool behind it."""
+    channels, last = {"conv1": 64, "pool1": 64, "conv2": 192, "pool2": 192}, 192
+    for stage, (one, _, three, _, third, project) in inceptions.items():
+        last = channels[stage] = one + three + third + (project or last)
+        if stage in pools:
+            channels[f"pool{stage[0]}"] = last
     return channels
 
 
-class GoogLeNet(nn.Module, kw_only=True):
+class GoogLeNet(layers.Backbone, kw_only=True):
     """Caffe's `bvlc_googlenet`: biases, no batch norm, local response norms, real 5x5 kernels.
 
     The auxiliary classifiers and the dropout of its training are left out. The published code of
@@ -61,45 +74,29 @@ class GoogLeNet(nn.Module, kw_only=True):
     keep their size, and the parameters are the same.
     """
 
+    family: ClassVar[str] = "googlenet"
+    channels: ClassVar[Mapping[str, int]] = _channels(_GOOGLENET, ("3b", "4e"))
+    classifier: ClassVar[str] = "loss3/classifier"
     expected_normalization: ClassVar[str] = "caffe"
 
     lrn_size: int = 5
     lrn_alpha: float = 1e-4
     pools: bool = True
-    classes: int | None = None
-    start: str = "conv1"
-    stop: str = "5b"
-    remat: bool | str = False
-    dtype: Dtype | None = None
-    impl: str = "auto"
 
-    @nn.compact
-    def __call__(
-        self, images: Float[Array, "b h w c"], *, train: bool
-    ) -> dict[str, Float[jax.Array, "..."]]:
+    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, jax.Array]:
+        del train
         max_pool = functools.partial(layers.max_pool, impl=self.impl)
 
         def conv(x, features, size, name, strides=1):
-            conv = Conv(
-                features,
-                size,
-                strides,
-                size // 2,
-                use_bias=True,
-                dtype=self.dtype,
-                # Caffe's initial values; with others this deep net does not start to learn.
-                kernel_init=caffe_xavier,
-                bias_init=nn.initializers.constant(0.2),
-                impl=self.impl,
-                name=name,
-            )
-            return nn.relu(conv(x))
+            # Caffe's initial values; with others this deep net does not start to learn.
+            init = {"kernel_init": caffe_xavier, "bias_init": nn.initializers.constant(0.2)}
+            return nn.relu(self.conv(features, size, strides, use_bias=True, name=name, **init)(x))
 
         def conv2(x):
             return conv(conv(x, 64, 1, "3x3_reduce"), 192, 3, "3x3")
 
         def inception(x):
-            one, three_reduce, three, five_reduce, five, project = _INCEPTIONS[stage]
+            one, three_reduce, three, five_reduce, five, project = _GOOGLENET[stage]
             branches = (
                 conv(x, one, 1, "1x1"),
                 conv(conv(x, three_reduce, 1, "3x3_reduce"), three, 3, "3x3"),
@@ -111,25 +108,23 @@ class GoogLeNet(nn.Module, kw_only=True):
         def norm(x):
             return layers.local_response_norm(x, size=self.lrn_size, alpha=self.lrn_alpha)
 
-        stages = layers.stage_range("googlenet", _STAGES, self.start, self.stop)
-        layers.check_maps(f"googlenet from {self.start!r} on", images, _channels(self.start))
-        x, outputs = images, {}
+        outputs = {}
         for stage in stages:
             if stage == "conv1":
-                x = layers.named("conv1", lambda x: conv(x, 64, 7, "7x7_s2", strides=2), x)
+                x = named("conv1", lambda x: conv(x, 64, 7, "7x7_s2", strides=2), x)
             elif stage == "pool1":
                 x = norm(max_pool(x, 3, strides=2, ceil=True))
             elif stage == "conv2":
-                x = norm(layers.named("conv2", conv2, x, remat=self.remat))
+                x = norm(named("conv2", conv2, x, remat=self.remat))
             elif stage.startswith("pool"):
                 x = max_pool(x, 3, strides=2, ceil=True) if self.pools else x
             else:
-                x = layers.named(f"inception_{stage}", inception, x, remat=self.remat)
+                x = named(f"inception_{stage}", inception, x, remat=self.remat)
             outputs[stage] = x
-        return layers.add_pooled(outputs, x, classes=self.classes, classifier="loss3/classifier")
+        return outputs
 
 
-class GoogLeNetBN(nn.Module, kw_only=True):
+class GoogLeNetBN(layers.Backbone, kw_only=True):
     """Torchvision's net: batch norm, no biases, no response norms, 3x3 instead of 5x5 kernels.
 
     `transform_input` scales images from ImageNet's mean and deviation to -1..1, the input that
@@ -137,69 +132,50 @@ class GoogLeNetBN(nn.Module, kw_only=True):
     The auxiliary classifiers and dropout are left out.
     """
 
+    family: ClassVar[str] = "googlenet_bn"
+    channels: ClassVar[Mapping[str, int]] = GoogLeNet.channels
     expected_normalization: ClassVar[str] = "imagenet"
 
     transform_input: bool = True
-    classes: int | None = None
-    start: str = "conv1"
-    stop: str = "5b"
-    norm: Callable = layers.BatchNorm
-    remat: bool | str = False
-    dtype: Dtype | None = None
-    impl: str = "auto"
+    norm: Callable = BatchNorm
 
-    @nn.compact
-    def __call__(
-        self, images: Float[Array, "b h w c"], *, train: bool
-    ) -> dict[str, Float[jax.Array, "..."]]:
+    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, jax.Array]:
         max_pool = functools.partial(layers.max_pool, impl=self.impl)
 
         def conv(x, features, size, name, strides=1):
-            return layers.ConvNorm(
-                features,
-                size,
-                strides,
-                size // 2,
-                norm=functools.partial(self.norm, epsilon=1e-3),
-                dtype=self.dtype,
-                kernel_init=truncated_normal(0.01),
-                impl=self.impl,
-                name=name,
-            )(x, train=train)
+            norm, init = functools.partial(self.norm, epsilon=1e-3), truncated_normal(0.01)
+            options = {"norm": norm, "dtype": self.dtype, "kernel_init": init, "impl": self.impl}
+            layer = layers.ConvNorm(features, size, strides, size // 2, **options, name=name)
+            return layer(x, train=train)
 
         def inception(x):
-            one, three_reduce, three, five_reduce, five, project = _INCEPTIONS[stage]
+            one, three_reduce, three, five_reduce, five, project = _GOOGLENET[stage]
 
             def pair(name, reduced, features):
-                return layers.named(
-                    name, lambda x: conv(conv(x, reduced, 1, "0"), features, 3, "1"), x
-                )
+                return named(name, lambda x: conv(conv(x, reduced, 1, "0"), features, 3, "1"), x)
 
             pooled = max_pool(x, 3, strides=1, padding=1)
             branches = (
                 conv(x, one, 1, "branch1"),
                 pair("branch2", three_reduce, three),
                 pair("branch3", five_reduce, five),
-                layers.named("branch4", lambda x: conv(x, project, 1, "1"), pooled),
+                named("branch4", lambda x: conv(x, project, 1, "1"), pooled),
             )
             return jnp.concatenate(branches, axis=-1)
 
-        stages = layers.stage_range("googlenet_bn", _STAGES, self.start, self.stop)
-        layers.check_maps(f"googlenet_bn from {self.start!r} on", images, _channels(self.start))
-        x, outputs = images, {}
-        if self.transform_input and self.start == "conv1":
-            x = _to_unit_range(x)
+        outputs = {}
         for stage in stages:
             if stage == "conv1":
+                x = _to_unit_range(x) if self.transform_input else x
                 x = conv(x, 64, 7, "conv1", strides=2)
             elif stage == "conv2":
                 x = conv(conv(x, 64, 1, "conv2"), 192, 3, "conv3")
             elif stage.startswith("pool"):
                 x = max_pool(x, 2 if stage == "pool4" else 3, strides=2, ceil=True)
             else:
-                x = layers.named(f"inception{stage}", inception, x, remat=self.remat)
+                x = named(f"inception{stage}", inception, x, remat=self.remat)
             outputs[stage] = x
-        return layers.add_pooled(outputs, x, classes=self.classes)
+        return outputs
 
 
 def _to_unit_range(x):
@@ -209,5 +185,62 @@ def _to_unit_range(x):
     return x * (std / 0.5) + (mean - 0.5) / 0.5
 
 
+class BNInception(layers.Backbone, kw_only=True):
+    """BN-Inception. Stages: `conv1 pool1 conv2 pool2`, then `3a` to `5b`.
+
+    `3c` and `4e` halve the feature map. Its sides must be even there, because the branches round
+    odd sides differently. Images of 224, 227 or 256 pixels fit.
+    """
+
+    family: ClassVar[str] = "bn_inception"
+    channels: ClassVar[Mapping[str, int]] = _channels(_BN_INCEPTION)
+    classifier: ClassVar[str] = "last_linear"
+    expected_normalization: ClassVar[str] = "caffe_bn"
+
+    norm: Callable = BatchNorm
+
+    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, jax.Array]:
+        max_pool = functools.partial(layers.max_pool, impl=self.impl)
+
+        def conv(x, features, size, name, strides=1):
+            x = self.conv(features, size, strides, use_bias=True, name=name)(x)
+            return nn.relu(self.norm(dtype=self.dtype, name=f"{name}_bn")(x, train=train))
+
+        def inception(_, x):
+            one, three_reduce, three, double_reduce, double, project = _BN_INCEPTION[stage]
+            name, strides = f"inception_{stage}_", 1 if one else 2
+            a = conv(x, three_reduce, 1, name + "3x3_reduce")
+            a = conv(a, three, 3, name + "3x3", strides)
+            b = conv(x, double_reduce, 1, name + "double_3x3_reduce")
+            b = conv(b, double, 3, name + "double_3x3_1")
+            b = conv(b, double, 3, name + "double_3x3_2", strides)
+            if not one:
+                pooled = max_pool(x, 3, strides=2, ceil=True)
+                return jnp.concatenate((a, b, pooled), axis=-1)
+            # Only the last block pools by maximum.
+            pool_fn = max_pool if stage == "5b" else layers.avg_pool
+            pooled = conv(pool_fn(x, 3, strides=1, padding=1), project, 1, name + "pool_proj")
+            return jnp.concatenate((conv(x, one, 1, name + "1x1"), a, b, pooled), axis=-1)
+
+        outputs = {}
+        for stage in stages:
+            if stage == "conv1":
+                x = conv(x, 64, 7, "conv1_7x7_s2", strides=2)
+            elif stage == "conv2":
+                x = conv(conv(x, 64, 1, "conv2_3x3_reduce"), 192, 3, "conv2_3x3")
+            elif stage.startswith("pool"):
+                x = max_pool(x, 3, strides=2, ceil=True)
+            else:
+                if stage in ("3c", "4e") and (x.shape[1] % 2 or x.shape[2] % 2):
+                    raise ValueError(
+                        f"bn_inception halves a map of {x.shape[1]} x {x.shape[2]} pixels at "
+                        f"{stage!r}, which must be even: use images of 224, 227 or 256 pixels"
+                    )
+                x = layers.checkpointed(inception, self.remat)(self, x)
+            outputs[stage] = x
+        return outputs
+
+
 googlenet = GoogLeNet
 googlenet_bn = GoogLeNetBN
+bn_inception = BNInception

@@ -6,15 +6,13 @@ share.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-import flax.linen as nn
 import jax
-from jaxtyping import Float
 
 from dmljax.nets import layers
-from dmljax.nets.layers import BatchNorm, Conv, Dtype
+from dmljax.nets.layers import BatchNorm
 from dmljax.ops import Array
 
 __all__ = ["mobilenet_v2"]
@@ -33,30 +31,28 @@ _BLOCKS = tuple(
     )
     for i in range(repeats)
 )
-_STAGES = tuple(map(str, range(len(_BLOCKS) + 2)))
 
 
-class MobileNetV2(nn.Module, kw_only=True):
+class MobileNetV2(layers.Backbone, kw_only=True):
     """MobileNetV2. `multiplier` scales all widths, which are then rounded to multiples of 8."""
 
+    family: ClassVar[str] = "mobilenet_v2"
+    classifier: ClassVar[str] = "classifier/1"
     expected_normalization: ClassVar[str] = "imagenet"
 
     multiplier: float = 1.0
-    classes: int | None = None
-    start: str = "0"
-    stop: str = "18"
     norm: Callable = BatchNorm
-    remat: bool | str = False
-    dtype: Dtype | None = None
-    impl: str = "auto"
 
-    @nn.compact
-    def __call__(
-        self, images: Float[Array, "b h w c"], *, train: bool
-    ) -> dict[str, Float[jax.Array, "..."]]:
+    @property
+    def channels(self) -> dict[str, int]:  # type: ignore[override]
+        widths = [32, *(width for _, width, _ in _BLOCKS)]
+        widths = [layers.multiple_of_8(width * self.multiplier) for width in widths]
+        widths.append(layers.multiple_of_8(1280 * max(1.0, self.multiplier)))
+        return {str(i): width for i, width in enumerate(widths)}
+
+    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, jax.Array]:
         def conv_norm(x, features, size, names, strides=1, groups=1, limits=None):
-            options = {"dtype": self.dtype, "impl": self.impl, "name": names[0]}
-            conv = Conv(features, size, strides, size // 2, groups, **options)
+            conv = self.conv(features, size, strides, groups=groups, name=names[0])
             norm = self.norm(dtype=self.dtype, name=names[1])
             return layers.conv_norm(conv, norm, x, train=train, limits=limits)
 
@@ -74,26 +70,20 @@ class MobileNetV2(nn.Module, kw_only=True):
 
         def features(x):
             for stage in stages:
-                number = int(stage)
+                number, width = int(stage), self.channels[stage]
                 if 0 < number <= len(_BLOCKS):
                     expansion, _, strides = _BLOCKS[number - 1]
-                    fn = functools.partial(residual, expansion, widths[number], strides)
+                    fn = functools.partial(residual, expansion, width, strides)
                     fn = functools.partial(layers.named, "conv", fn)
                 else:
                     size, strides = (1, 1) if number else (3, 2)
-                    fn = functools.partial(unit, widths[number], size, strides, 1)
+                    fn = functools.partial(unit, width, size, strides, 1)
                 x = outputs[stage] = layers.named(stage, fn, x, remat=self.remat)
             return x
 
-        widths = [layers.multiple_of_8(32 * self.multiplier)]
-        widths += [layers.multiple_of_8(width * self.multiplier) for _, width, _ in _BLOCKS]
-        widths += [layers.multiple_of_8(1280 * max(1.0, self.multiplier))]
-        stages = layers.stage_range("mobilenet_v2", _STAGES, self.start, self.stop)
-        channels = widths[int(self.start) - 1] if self.start != "0" else 3
-        layers.check_maps(f"mobilenet_v2 from {self.start!r} on", images, channels)
         outputs: dict[str, jax.Array] = {}
-        x = layers.named("features", features, images)
-        return layers.add_pooled(outputs, x, classes=self.classes, classifier="classifier/1")
+        layers.named("features", features, x)
+        return outputs
 
 
 mobilenet_v2 = MobileNetV2

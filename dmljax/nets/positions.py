@@ -3,7 +3,6 @@
 Published codes resize a learned grid in three ways, which differ by per cents: `RESIZES`.
 """
 
-import math
 from typing import Any
 
 import jax
@@ -59,7 +58,7 @@ def at_size(net: Any, variables: Any, size: tuple[int, int]) -> tuple[Any, Any]:
     to = (size[0] // net.patch, size[1] // net.patch)
     if before == to:
         return net, variables
-    shape = (1, math.prod(before) + (net.positions == "class"), net.width)
+    shape = (1, net.position_count, net.width)
 
     def convert(path, x):
         if getattr(path[-1], "key", None) != "pos_embed" or x.shape != shape:

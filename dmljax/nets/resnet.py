@@ -5,53 +5,44 @@ The 3x3 convolution of a bottleneck has its stride. Stages: `stem` (including th
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import flax.linen as nn
 import jax
-from jaxtyping import Float
 
 from dmljax.nets import layers
-from dmljax.nets.layers import BatchNorm, Conv, Dtype
+from dmljax.nets.layers import BatchNorm
 from dmljax.ops import Array
 
 __all__ = ["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
 
-_STAGES = ("stem", "layer1", "layer2", "layer3", "layer4")
 
-
-class ResNet(nn.Module, kw_only=True):
+class ResNet(layers.Backbone, kw_only=True):
     """Residual net with `blocks` residual blocks per stage.
 
     A block has three convolutions if `bottleneck` (the last one four times as wide), else two.
     `last_stride=1` doubles the sides of the last feature map.
     """
 
+    family: ClassVar[str] = "resnet"
     expected_normalization: ClassVar[str] = "imagenet"
 
     blocks: tuple[int, int, int, int]
     bottleneck: bool
     width: int = 64
     last_stride: int = 2
-    classes: int | None = None
-    start: str = "stem"
-    stop: str = "layer4"
     norm: Callable = BatchNorm
-    remat: bool | str = False
-    dtype: Dtype | None = None
-    impl: str = "auto"
 
-    @nn.compact
-    def __call__(
-        self, images: Float[Array, "b h w c"], *, train: bool
-    ) -> dict[str, Float[jax.Array, "..."]]:
-        def conv(x, features, size, strides, name):
-            options = {"dtype": self.dtype, "impl": self.impl, "name": name}
-            return Conv(features, size, strides, size // 2, **options)(x)
+    @property
+    def channels(self) -> dict[str, int]:  # type: ignore[override]
+        width = self.width * (4 if self.bottleneck else 1)
+        return {"stem": self.width} | {f"layer{i + 1}": width * 2**i for i in range(4)}
 
-        def norm(x, name):
-            return self.norm(dtype=self.dtype, name=name)(x, train=train)
+    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, jax.Array]:
+        def conv_norm(x, features, size, strides, names):
+            x = self.conv(features, size, strides, name=names[0])(x)
+            return self.norm(dtype=self.dtype, name=names[1])(x, train=train)
 
         def block(width, strides, x):
             if self.bottleneck:
@@ -61,12 +52,10 @@ class ResNet(nn.Module, kw_only=True):
             y = x
             for i, (features, size, stride) in enumerate(convs, 1):
                 y = nn.relu(y) if i > 1 else y
-                y = norm(conv(y, features, size, stride, f"conv{i}"), f"bn{i}")
+                y = conv_norm(y, features, size, stride, (f"conv{i}", f"bn{i}"))
             if x.shape != y.shape:
                 x = layers.named(
-                    "downsample",
-                    lambda x: norm(conv(x, y.shape[-1], 1, strides, "0"), "1"),
-                    x,
+                    "downsample", lambda x: conv_norm(x, y.shape[-1], 1, strides, "01"), x
                 )
             return nn.relu(x + y)
 
@@ -77,24 +66,15 @@ class ResNet(nn.Module, kw_only=True):
                 x = layers.named(str(i), fn, x, remat=self.remat)
             return x
 
-        stages = layers.stage_range("resnet", _STAGES, self.start, self.stop)
-        layers.check_maps(f"resnet from {self.start!r} on", images, self._channels)
-        x, outputs = images, {}
+        outputs = {}
         for stage in stages:
             if stage == "stem":
-                x = nn.relu(norm(conv(x, self.width, 7, 2, "conv1"), "bn1"))
+                x = nn.relu(conv_norm(x, self.width, 7, 2, ("conv1", "bn1")))
                 x = layers.max_pool(x, 3, strides=2, padding=1, impl=self.impl)
             else:
-                x = layers.named(stage, functools.partial(layer, _STAGES.index(stage) - 1), x)
+                x = layers.named(stage, functools.partial(layer, int(stage[-1]) - 1), x)
             outputs[stage] = x
-        return layers.add_pooled(outputs, x, classes=self.classes)
-
-    @property
-    def _channels(self) -> int:
-        """Channels of the feature map that the stage `start` takes."""
-        if self.start in ("stem", "layer1"):
-            return 3 if self.start == "stem" else self.width
-        return self.width * 2 ** (_STAGES.index(self.start) - 2) * (4 if self.bottleneck else 1)
+        return outputs
 
 
 resnet18 = functools.partial(ResNet, blocks=(2, 2, 2, 2), bottleneck=False)

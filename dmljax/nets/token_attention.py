@@ -5,14 +5,12 @@
 | `plain` | dmljax: products of maps whose heads come before the tokens | all but `jax.jvp` |
 | `xla` | `jax.nn.dot_product_attention(implementation="xla")` | everything |
 | `cudnn` | cuDNN's flash attention, which keeps no [tokens tokens] array | bfloat16, NVIDIA GPUs |
-| `tokamax` | the package tokamax, where it is installed | what it takes |
 
 `auto` is `plain`, until a run replaces it: on an accelerator it measures all forms at the sizes
 that it uses, and takes the fastest (`milliseconds`, `dmljax.train.attention_choice`).
 """
 
 import functools
-import importlib.util
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -55,8 +53,6 @@ def check(form: str, platform: str = "gpu") -> None:
         raise ValueError(
             f"attention='cudnn' needs an NVIDIA GPU, and JAX runs on {platform}: take 'auto'"
         )
-    if form == "tokamax" and importlib.util.find_spec("tokamax") is None:
-        raise ValueError("attention='tokamax' needs the package: pip install tokamax")
 
 
 def milliseconds(
@@ -181,14 +177,7 @@ def _xla(q, k, v, is_causal):
     return jax.nn.dot_product_attention(q, k, v, is_causal=is_causal, implementation="xla")
 
 
-def _cudnn(q, k, v, is_causal):
-    try:
-        return _of_even_lengths(q, k, v, is_causal, "cudnn")
-    except RuntimeError as error:  # "cuDNN is not detected."
-        raise ValueError(f"attention='cudnn' needs an NVIDIA GPU: take 'auto' ({error})") from error
-
-
-def _of_even_lengths(q, k, v, is_causal, implementation):
+def _cudnn(q, k, v, is_causal, implementation="cudnn"):
     """Adds a masked token to odd lengths, for which cuDNN has no gradient."""
     lengths = [jnp.full(len(x), x.shape[1], jnp.int32) for x in (q, k)]
     is_odd = q.shape[1] % 2 or k.shape[1] % 2
@@ -202,15 +191,4 @@ def _of_even_lengths(q, k, v, is_causal, implementation):
     return y[:, : q.shape[1]]
 
 
-def _tokamax(q, k, v, is_causal):
-    import tokamax
-
-    return tokamax.dot_product_attention(q, k, v, is_causal=is_causal)
-
-
-FORMS: Mapping[str, Callable] = {
-    "plain": _plain,
-    "xla": _xla,
-    "cudnn": _cudnn,
-    "tokamax": _tokamax,
-}
+FORMS: Mapping[str, Callable] = {"plain": _plain, "xla": _xla, "cudnn": _cudnn}

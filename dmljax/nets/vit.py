@@ -28,7 +28,7 @@ from jaxtyping import Float
 from dmljax import ops
 from dmljax.nets import layers
 from dmljax.nets.initializers import normal
-from dmljax.nets.layers import BatchNorm, Conv, Dense, Dtype
+from dmljax.nets.layers import BatchNorm, Dense
 from dmljax.nets.positions import RESIZES, resized, rotary_table
 from dmljax.nets.token_attention import check
 from dmljax.nets.transformer import Parts, gelu, quick_gelu, silu, tanh_gelu
@@ -36,7 +36,7 @@ from dmljax.normalizations import CLIP, HALF
 from dmljax.ops import Array
 
 
-class ViT(nn.Module, kw_only=True):
+class ViT(layers.Backbone, kw_only=True):
     """Vision transformer.
 
     * `image_size`, one side or (height, width), fixes the grid of learned positions. For images of
@@ -79,14 +79,8 @@ class ViT(nn.Module, kw_only=True):
     pool: str = "class"
     projection: int | None = None
     expected_normalization: str | Mapping[str, Any] = "imagenet"
-    classes: int | None = None
-    start: str = "0"
-    stop: str | None = None
     norm: Callable = BatchNorm
     drop_path: float = 0.0
-    remat: bool | str = False
-    dtype: Dtype | None = None
-    impl: str = "auto"
     attention: str = "auto"
 
     @property
@@ -94,6 +88,16 @@ class ViT(nn.Module, kw_only=True):
         """Rows and columns of the learned positions."""
         h, w = np.broadcast_to(self.image_size, 2).tolist()
         return h // self.patch, w // self.patch
+
+    @property
+    def position_count(self) -> int:
+        """Counts the learned positions, which the class token may have, too."""
+        count = math.prod(self.grid) + (self.positions == "class")
+        return 0 if self.positions == "rotary" else count
+
+    @property
+    def mlp_width(self) -> int:
+        return self.hidden or 4 * self.width
 
     def tokens(self, shape: tuple[int, ...]) -> int:
         """Computes the tokens of an image of `shape` (height, width, channels)."""
@@ -123,8 +127,7 @@ class ViT(nn.Module, kw_only=True):
 
         def embed(x):
             options = {"kernel_init": None, "bias_init": None, "use_bias": self.patch_bias}
-            options |= {"dtype": self.dtype, "impl": self.impl, "name": "proj"}
-            return Conv(width, self.patch, self.patch, **options)(x)
+            return self.conv(width, self.patch, self.patch, 0, name="proj", **options)(x)
 
         def as_map(tokens):
             return tokens[:, -h * w :].reshape(b, h, w, width)
@@ -153,7 +156,7 @@ class ViT(nn.Module, kw_only=True):
 
         last = str(self.depth - 1)
         names = tuple(map(str, range(self.depth)))
-        stages = layers.stage_range("vit", names, self.start, self.stop or last)
+        stages = layers.stage_range("vit", names, self.start or "0", self.stop or last)
         has_images, has_end = stages[0] == "0", stages[-1] == last
         count = self.class_token + self.registers  # of the tokens before the patches
         if has_images:
@@ -161,11 +164,11 @@ class ViT(nn.Module, kw_only=True):
             self._check(images.shape[1:3])
             h, w = (n // self.patch for n in images.shape[1:3])
         else:
-            layers.check_maps(f"vit from {self.start!r} on", images, width)
+            layers.check_maps(f"vit from {stages[0]!r} on", images, width)
             h, w = images.shape[1:3]
             if count and (prefix is None or prefix.shape != (b, count, width)):
                 raise ValueError(
-                    f"vit from {self.start!r} on takes the tokens before the patches as `prefix` "
+                    f"vit from {stages[0]!r} on takes the tokens before the patches as `prefix` "
                     f"[b {count} {width}]: give the output 'prefix' of the block before"
                 )
         # `adapt.trained.prompts` and `methods.semantic_proxies` add tokens to the parameters of a
@@ -181,12 +184,11 @@ class ViT(nn.Module, kw_only=True):
             latent = self.param("latent", init, (1, 1, width))
         table = rotary_table(h, w, width // self.heads) if self.positions == "rotary" else None
         if has_images and table is None:
-            places = math.prod(self.grid) + (self.positions == "class")
-            pos_embed = self.param("pos_embed", init, (1, places, width))
+            pos_embed = self.param("pos_embed", init, (1, self.position_count, width))
             pos_embed = resized(pos_embed, self.grid, (h, w), self.resize)
 
         options = {name: getattr(self, name) for name in _SHARED}
-        parts = Parts(**options, hidden=self.hidden or 4 * width, table=table)
+        parts = Parts(**options, hidden=self.mlp_width, table=table)
 
         if has_images:
             x = layers.named("patch_embed", embed, images).reshape(b, h * w, width)

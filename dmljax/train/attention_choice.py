@@ -81,7 +81,7 @@ def _milliseconds(**sizes: Any) -> dict[str, float | str]:
 
 def _packages() -> dict[str, str]:
     """Returns the versions that decide which forms run, and how fast."""
-    names = ("jax", "jaxlib", "tokamax", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
+    names = ("jax", "jaxlib", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
     versions = {}
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -14,7 +14,7 @@ from dmljax.adapt import lowrank
 from dmljax.weights import converted, peft
 from dmljax.weights.entries import Preprocessing, Published
 from dmljax.weights.loading import IMAGE_SIZE, fit, load, name_map_of, read_published
-from dmljax.weights.names import FLAX, layout_of, torch_tensors
+from dmljax.weights.names import FLAX, TORCH, torch_tensors
 from dmljax.weights.published import PUBLISHED, identify
 
 _UNKNOWN = "unknown, as the file is not in the list"
@@ -58,7 +58,7 @@ def convert(
         metadata = metadata | {"notes": metadata["notes"] + notes}
         return _written(to, variables, metadata, adapter, adapters)
     file_tensors = torch_tensors(weights)
-    variables = fit(str(path), file_tensors, net, layout_of(net), notes.append)
+    variables = fit(str(path), file_tensors, net, TORCH, notes.append)
     name, assumed = identify(path), ""
     published = PUBLISHED[name] if name else None
     if published is None and name_map_of(file_tensors).marks:

@@ -1,20 +1,20 @@
 """Downloads of published files."""
 
 import contextlib
-import fcntl
 import hashlib
 import http.client
 import os
 import pathlib
 import re
+import shutil
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Sequence
 from typing import Any
 
 from absl import logging
 
+from dmljax.files import locks
 from dmljax.files.writing import make_folder, sync
 from dmljax.hints import hint
 from dmljax.weights.published import PUBLISHED, file_name, get_command, installed
@@ -24,9 +24,9 @@ def fetch(name: str, *, folder: str | os.PathLike, timeout: float = 60.0) -> pat
     """Returns the path of a published file; checks it and, if needed, downloads it to `folder`.
 
     A file in an installed Python package is not downloaded. An interrupted download continues
-    where it stopped, if the server still has the same file: a digest is published, or the server
-    names a digest (the model hub) or an ETag. The vocabulary of a tower for text comes along; a
-    failure of that is only logged. `timeout` is in seconds, for each wait on the network.
+    where it stopped if a digest is published, or the model hub names one. The vocabulary of a tower
+    for text comes along; a failure of that is only logged. `timeout` is in seconds, for each wait
+    on the network.
     """
     if name not in PUBLISHED:
         raise ValueError(f"no published file is called {name!r}{hint(name, PUBLISHED)}")
@@ -63,43 +63,43 @@ def _fetched(
     """Downloads `path` from the first of `urls` that answers, and returns it."""
     make_folder(path.parent)
     lock_path = path.with_name(f"{path.name}.lock")
-    with open(lock_path, "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # other processes of a run may fetch the same file
-        if path.exists():  # another process finished before this one opened a new file
-            lock_path.unlink(missing_ok=True)
-            return _checked(path, digest)
-        reasons = []
-        for url in urls:
-            try:
-                partial, sha256 = _download(url, path, digest, timeout)
-                break
-            except (OSError, http.client.HTTPException) as error:
-                reasons.append(_reason(error, url))
-        else:
-            raise ConnectionError(
-                f"{name} could not be downloaded ({'; '.join(reasons)}). Run it again to continue, "
-                f"or get {' or '.join(urls)} elsewhere and put it at {path}"
-            )
-        try:
-            if digest or not sha256:
-                _checked(partial, digest)
-            else:
-                source = f"as {urllib.parse.urlsplit(url).netloc} says"
-                _checked(partial, f"sha256:{sha256}", source=source)
-        except ValueError:
-            partial.unlink()
-            raise
-        os.replace(partial, path)
-        for other in path.parent.glob(f"{path.name}.*.part"):  # of files that have changed since
-            other.unlink()
-        lock_path.unlink()
-        sync(path.parent)
+    with locks.lock(lock_path, wait=True):  # other processes of a run may fetch the same file
+        if not path.exists():
+            partial = _downloaded(name, urls, path, digest, timeout)
+            os.replace(partial, path)
+            for other in path.parent.glob(f"{path.name}.*.part"):  # of files that changed since
+                other.unlink()
+            sync(path.parent)
+        lock_path.unlink(missing_ok=True)
     return path
 
 
-def partial_path(path: pathlib.Path, identity: str) -> pathlib.Path:
-    """Returns the partial file of `path` for a digest or another identity of the whole file."""
-    digits = hashlib.sha256(identity.encode()).hexdigest()[:12]
+def _downloaded(
+    name: str, urls: Sequence[str], path: pathlib.Path, digest: str, timeout: float
+) -> pathlib.Path:
+    """Downloads and checks the partial file of `path`, and returns it."""
+    reasons = []
+    for url in urls:
+        try:
+            partial, expected = _download(url, path, digest, timeout)
+            break
+        except (OSError, http.client.HTTPException) as error:
+            reasons.append(_reason(error, url))
+    else:
+        raise ConnectionError(
+            f"{name} could not be downloaded ({'; '.join(reasons)}). Run it again to continue, "
+            f"or get {' or '.join(urls)} elsewhere and put it at {path}"
+        )
+    try:
+        return _checked(partial, expected)
+    except ValueError:
+        partial.unlink()
+        raise
+
+
+def partial_path(path: pathlib.Path, digest: str) -> pathlib.Path:
+    """Returns the partial file of `path` for a digest of the whole file."""
+    digits = hashlib.sha256(digest.encode()).hexdigest()[:12]
     return path.with_name(f"{path.name}.{digits}.part")
 
 
@@ -115,84 +115,71 @@ def _reason(error: Exception, url: str) -> str:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, and keeps the SHA-256 that one of them names."""
+    """Follows redirects, and keeps the digest that huggingface.co names in one of them."""
 
-    sha256 = ""
+    digest = ""
 
     def redirect_request(
         self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
-        self.sha256 = self.sha256 or _sha256_of_hub(headers)
+        digits = headers.get("X-Linked-Etag", "").strip('"').lower()
+        if re.fullmatch("[0-9a-f]{64}", digits):
+            self.digest = f"sha256:{digits}"
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _sha256_of_hub(headers: Any) -> str:
-    """Returns the SHA-256 that huggingface.co names for large files, or ''."""
-    value = headers.get("X-Linked-Etag", "").strip('"').lower()
-    return value if re.fullmatch("[0-9a-f]{64}", value) else ""
-
-
-def _open(url: str, timeout: float, start: int = 0) -> tuple[Any, str, str]:
-    """Requests a file from byte `start` on; returns the answer, the hub's SHA-256 or '', and the
-    identity of the file: this SHA-256 or a strong ETag, or ''.
-    """
+def _open(url: str, timeout: float, start: int = 0) -> tuple[Any, str]:
+    """Requests a file from byte `start` on; returns the answer and the hub's digest, or ''."""
     headers = {"User-Agent": "dmljax"} | ({"Range": f"bytes={start}-"} if start else {})
     redirects, request = _Redirects(), urllib.request.Request(url, headers=headers)
     response = urllib.request.build_opener(redirects).open(request, timeout=timeout)
-    sha256 = redirects.sha256 or _sha256_of_hub(response.headers)
-    etag = response.headers.get("ETag", "W/")
-    return response, sha256, sha256 or ("" if etag.startswith("W/") else f"{url} {etag}")
+    return response, redirects.digest
 
 
 def _download(
     url: str, path: pathlib.Path, digest: str, timeout: float
 ) -> tuple[pathlib.Path, str]:
-    """Completes the partial file of an address; returns its path and the hub's SHA-256, or ''.
+    """Completes the partial file of an address; returns its path and the digest to check it by.
 
-    The name of a partial file has its identity, so that only the same file continues it.
+    Without a digest of the whole file, nothing would tell that an earlier part belongs to it, and
+    the download starts again.
     """
-    response, sha256, identity = _open(url, timeout)
-    partial = partial_path(path, digest or identity)
+    response, hub_digest = _open(url, timeout)
+    digest = digest or hub_digest
+    partial = partial_path(path, digest)
     with contextlib.ExitStack() as stack, open(partial, "ab") as file:
         stack.enter_context(response)
         length = int(response.headers.get("Content-Length", -1))
-        done = file.tell() if digest or identity else 0
+        done = file.tell() if digest and file.tell() <= length else 0
         if 0 < done < length:
             response.close()
-            response, _, identity_of_rest = _open(url, timeout, start=done)
+            response, _ = _open(url, timeout, start=done)
             stack.enter_context(response)
             if response.status != 206:
                 done = 0  # a server without ranges
             elif not response.headers.get("Content-Range", "").startswith(f"bytes {done}-"):
                 raise OSError("the server sent other bytes than those that were requested")
-            elif not digest and identity_of_rest != identity:
-                raise OSError("the file changed meanwhile")
-        elif done != length:
-            done = 0
         file.truncate(done)
-        while done != length and (block := response.read(1 << 20)):
-            file.write(block)
-            done += len(block)
+        if done != length:
+            shutil.copyfileobj(response, file, 1 << 20)
         file.flush()
         os.fsync(file.fileno())
+        done = file.tell()
     if done < length:
         raise OSError(f"the connection ended after {done} bytes, {length - done} are missing")
-    return partial, sha256
+    return partial, digest
 
 
-def _checked(path: pathlib.Path, expected: str, *, source: str = "") -> pathlib.Path:
-    """Compares the hash of `path` and returns it; `source` says who names `expected`, if nobody
-    else does.
-    """
+def _checked(path: pathlib.Path, expected: str) -> pathlib.Path:
+    """Compares the hash of `path` with the digits of `expected`, and returns the path."""
     algorithm, _, digits = expected.partition(":")
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, algorithm or "sha256").hexdigest()
     if not digits:
         logging.warning("%s: no digest is published to check it by; SHA-256 %s", path, digest)
     elif not digest.startswith(digits):
-        more = "" if len(digits) >= 40 else "..."
         raise ValueError(
-            f"{path} is damaged or another file: its {algorithm.upper()} is {digest}, not "
-            f"{digits}{more}{', ' if source else ''}{source}: delete it and fetch it again"
+            f"{path} is damaged or another file: its {algorithm.upper()} is {digest} and does not "
+            f"begin with {digits}: delete it and fetch it again"
         )
     return path

@@ -70,11 +70,11 @@ class Published(NamedTuple):
 
     net: str
     url: str | tuple[str, ...]
-    digest: str
     megabytes: int
     license: License
     trained_on: str
     preprocessing: Preprocessing = Preprocessing()
+    digest: str = ""
     package: str = ""
     access: str = ""
 
@@ -90,16 +90,14 @@ BSD = License("BSD-3-Clause", "yes", "keep the license text")
 BILINEAR = Preprocessing()
 BICUBIC = Preprocessing(filter="bicubic")
 
-_TORCHVISION = "https://download.pytorch.org/models"
-
 
 def torchvision(
     net: str, file: str, megabytes: int, preprocessing: Preprocessing = BILINEAR
 ) -> Published:
     """Describes a file of torchvision, whose name ends in the first digits of its SHA-256."""
     digest = f"sha256:{file.removesuffix('.pth').rpartition('-')[2]}"
-    url = f"{_TORCHVISION}/{file}"
-    return Published(net, url, digest, megabytes, BSD, IMAGENET, preprocessing)
+    url = f"https://download.pytorch.org/models/{file}"
+    return Published(net, url, megabytes, BSD, IMAGENET, preprocessing, digest)
 
 
 def hub(repository: str) -> str:

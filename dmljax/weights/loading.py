@@ -1,7 +1,7 @@
 """Variables of a net from a published or a converted file."""
 
 import collections
-import dataclasses
+import functools
 import os
 import pathlib
 import re
@@ -25,7 +25,6 @@ from dmljax.weights.names import (
     Layout,
     NameMap,
     Source,
-    layout_of,
     torch_tensors,
 )
 from dmljax.weights.published import NAME_MAPS, PUBLISHED
@@ -58,8 +57,7 @@ def load(
     """
     weights = read_published(path)
     if "dmljax" not in weights.metadata:
-        tensors = torch_tensors(weights)
-        return fit(str(path), tensors, net, layout_of(net), report_fn, image_shape)
+        return fit(str(path), torch_tensors(weights), net, TORCH, report_fn, image_shape)
     metadata = metadata_of(path, weights)
     if metadata["tensors_sha256"] != digest(weights.tensors):
         raise ValueError(f"{path} is damaged (its digest is another): convert it again")
@@ -112,7 +110,12 @@ def fit(
     """Builds the variables of `net` from the tensors of a file, which messages call `label`."""
     shapes_of_all_stages, shapes = _shapes(net, image_shape)
     name_map = name_map_of(tensors) if layout is TORCH else OWN_NAMES
-    _refuse_other_sizes(label, tensors, net, name_map)
+    shape_fn = functools.partial(_shape_in_file, tensors, name_map)
+    file_nets = [] if _has_squeeze_and_excitation(tensors) else recognition.names_of(shape_fn)
+    names_of_net = recognition.names_of(_shape_fn(shapes_of_all_stages))
+    if file_nets and names_of_net and not set(file_nets) & set(names_of_net):
+        is_of, of_net = map(recognition.listed, (file_nets, names_of_net))
+        raise ValueError(f"{label} is {is_of}, not {of_net}")
     gated = any(".gate." in layout.name_fn(path) for path in shapes)
     sources_of_all_stages = {
         path: name_map.source(layout.name_fn(path), gated=gated)
@@ -122,13 +125,12 @@ def fit(
     used = {name for source in sources.values() for name in source.names}
     tops = {layout.top_fn(name) for name in used}
     names_of_all_stages = {n for source in sources_of_all_stages.values() for n in source.names}
-    other_stage_names = names_of_all_stages - used
     classifiers, other_stages, unknown, not_zero = [], [], [], []
     for name in [name for name in tensors if name not in used]:
         if name_map.is_zero(name):
             if np.any(tensors[name]):
                 not_zero.append(name)
-        elif name in other_stage_names:
+        elif name in names_of_all_stages:
             other_stages.append(name)
         elif {layout.top_fn(name), name.rpartition(".")[0]} & (CLASSIFIERS - tops):
             classifiers.append(name)
@@ -136,7 +138,10 @@ def fit(
             unknown.append(name)
     variables, dtypes, problems = matched_variables(tensors, sources, shapes, layout)
     is_classifier = any(layout.top_fn(text) in CLASSIFIERS for text in problems["shape"])
-    guess = _guess(tensors, name_map) if len(problems["missing"]) >= len(shapes) / 2 else ""
+    guess = ""
+    if len(problems["missing"]) >= len(shapes) / 2:
+        words = recognition.listed(file_nets) if file_nets else recognition.architecture(shape_fn)
+        guess = f": it looks like {words}" if words else ": it is of another architecture"
     check(
         f"{label} does not fit the net{guess}",
         problems | {"not in the net": unknown, "not zero": not_zero},
@@ -219,15 +224,24 @@ def _note_rule(label: str, net: nn.Module, rule: str, report_fn: ReportFn) -> No
         )
 
 
-def _refuse_other_sizes(
-    label: str, tensors: Mapping[str, np.ndarray], net: nn.Module, name_map: NameMap
-) -> None:
-    """Raises one line if a file is for another published net than `net`."""
-    expected = recognition.names_of(net)
-    names = recognition.nets_of(tensors, name_map) if expected else []
-    if names and not set(names) & set(expected):
-        is_of, of_net = map(recognition.listed, (names, expected))
-        raise ValueError(f"{label} is {is_of}, not {of_net}")
+def _shape_in_file(
+    tensors: Mapping[str, np.ndarray], name_map: NameMap, name: str, *, gated: bool = False
+) -> tuple[int, ...] | None:
+    source = name_map.source(name, gated=gated)
+    if not all(name in tensors for name in source.names):
+        return None
+    return source.value(tensors, ()).shape
+
+
+def _shape_fn(shapes: Mapping[tuple, Any]) -> recognition.ShapeFn:
+    """Returns the function that looks up the shape of a variable of a net by its PyTorch name."""
+    named = {TORCH.name_fn(path): TORCH.shape_fn(x.shape) for path, x in shapes.items()}
+    return lambda name, gated=False: named.get(name)
+
+
+def _has_squeeze_and_excitation(names: Iterable[str]) -> bool:
+    """Returns whether a net has all tensors of an EfficientNet-lite, and more."""
+    return any(".se." in name or "._se_" in name for name in names)
 
 
 def variable_shapes(net: nn.Module, image_shape: Sequence[int] | None = None) -> dict[tuple, Any]:
@@ -239,9 +253,7 @@ def _shapes(
     net: nn.Module, image_shape: Sequence[int] | None
 ) -> tuple[dict[tuple, Any], dict[tuple, Any]]:
     """Shapes of variables by path: of all stages, and of the stages from `start` to `stop`."""
-    defaults: dict[str, Any] = {
-        f.name: f.default for f in dataclasses.fields(net) if f.name in ("start", "stop")
-    }
+    defaults: dict[str, Any] = {n: None for n in ("start", "stop") if hasattr(net, n)}
     outputs: dict[str, Any] = {}
 
     def variables_of(net, image, **inputs):
@@ -260,10 +272,10 @@ def _shapes(
     of_all_stages = variables_of(net.clone(**defaults), image)
     if all(getattr(net, name) == default for name, default in defaults.items()):
         return of_all_stages, of_all_stages
-    order, start = list(outputs), getattr(net, "start", None)
+    order, start = list(outputs), net.start
     # Between two blocks of a stage, such as before '2.4', a map has the size that the stage gives.
     stage, _, block = str(start).partition(".")
-    if start == defaults["start"] or stage not in order:
+    if start in (None, order[0]) or stage not in order:
         return of_all_stages, variables_of(net, image)
     before = order[order.index(stage) - (block in ("", "0"))]
     tokens = {"prefix": struct(outputs["prefix"].shape)} if "prefix" in outputs else {}
@@ -280,12 +292,6 @@ def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _converted(array: np.ndarray, dtype: Any) -> np.ndarray:
     with np.errstate(over="ignore"):  # `fit` reports infinities by name
         return np.array(array, dtype, order="C")
-
-
-def _guess(tensors: Mapping[str, Any], name_map: NameMap) -> str:
-    nets = recognition.nets_of(tensors, name_map)
-    words = recognition.listed(nets) if nets else recognition.architecture(tensors, name_map)
-    return f": it looks like {words}" if words else ": it is of another architecture"
 
 
 def _some(items: Iterable[str]) -> str:

@@ -2,7 +2,7 @@
 
 Level by level, many published files use the names of our nets: 'layer1.0.bn1.weight' is
 `params['layer1']['0']['bn1']['scale']`. Only the last level and the axes of kernels differ, which a
-`Layout` describes. A net of one's own may have an attribute `layout`; then no name map is tried.
+`Layout` describes.
 
 Files with other names have a `NameMap` in `weights.families`. A rule's key is our name of a
 parameter, or of its module, in PyTorch's spelling ('blocks.*.attn.qkv' for
@@ -11,10 +11,9 @@ parameter, or of its module, in PyTorch's spelling ('blocks.*.attn.qkv' for
 """
 
 import re
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from dmljax.weights.readers import Weights
@@ -62,9 +61,19 @@ class Source(NamedTuple):
         return array.T if self.transposed else array
 
 
-def joined(*names: str) -> Source:
-    """Queries, keys and values that a file keeps apart."""
-    return Source(names)
+_BLOCK_PARTS = {"qkv": "attn.qkv", "proj": "attn.proj", "gate": "mlp.gate", "fc1": "mlp.fc1"}
+_BLOCK_PARTS |= {"fc2": "mlp.fc2", "ls1": "ls1.gamma", "ls2": "ls2.gamma"}
+
+
+def block_rules(block: str, **parts: str | tuple[str, ...]) -> dict[str, str | Source]:
+    """Maps parts of the blocks of a transformer: `norm1="ln_1"` maps 'blocks.*.norm1' to the
+    module `ln_1` of `block`. Several names, of queries, keys and values, are joined.
+    """
+    rules: dict[str, str | Source] = {}
+    for part, names in parts.items():
+        source = tuple(f"{block}.{n}" for n in ((names,) if isinstance(names, str) else names))
+        rules[f"blocks.*.{_BLOCK_PARTS.get(part, part)}"] = Source(source)
+    return rules
 
 
 class NameMap(NamedTuple):
@@ -151,71 +160,8 @@ def _from_torch(array: np.ndarray) -> np.ndarray:
     return array.T if array.ndim == 2 else array
 
 
-def _unchanged(value: Any) -> Any:
-    return value
-
-
 TORCH = Layout(_torch_name, lambda name: name.split(".")[0], _torch_shape, _from_torch)
-
-
-def layout_of(net: Any) -> Layout:
-    """Returns how published files store the parameters of a net: its attribute `layout`, or
-    `TORCH`.
-    """
-    return getattr(net, "layout", TORCH)
-
-
-FLAX = Layout("/".join, lambda name: name.split("/")[1], _unchanged, _unchanged)
-
-
-class KernelPart(NamedTuple):
-    """The columns of a kernel that one module of a file makes: part `part` of `parts` equal ones.
-
-    `rows` are the rows of the module that belong to it, from and to fractions of all.
-    """
-
-    path: tuple[str, ...]
-    part: int
-    parts: int
-    rows: tuple[float, float]
-
-
-def kernel_source(
-    name_map: NameMap, path: tuple[str, ...], kernels: Collection[tuple[str, ...]]
-) -> Source:
-    """Returns where a file has the kernel at `path` of a net with these kernels."""
-    is_gated = any("gate" in path for path in kernels)
-    return name_map.source(TORCH.name_fn(("params", *path)), gated=is_gated)
-
-
-def module_parts(
-    name_map: NameMap, kernels: Collection[tuple[str, ...]]
-) -> dict[str, list[KernelPart]]:
-    """Returns the parts of kernels by the modules of a file, under their old and new names."""
-    table: dict[str, list[KernelPart]] = {}
-    for path in kernels:
-        source = kernel_source(name_map, path, kernels)
-        start, stop, count = source.rows or (0, 1, 1)
-        for i, name in enumerate(source.names):
-            part = KernelPart(path, i, len(source.names), (start / count, stop / count))
-            module = name.removesuffix(".weight")
-            for other in {module, name_map.new_name(module)}:
-                table.setdefault(other, []).append(part)
-    return table
-
-
-def find_module(module: str, table: Mapping[str, list[KernelPart]]) -> list[KernelPart]:
-    """Looks a module up; its name or that in the table may have more levels in front."""
-    for _ in range(3):  # a model for classification has levels in front: 'vit.encoder...'
-        if ends := [name for name in table if module and is_end(module, name)]:
-            return table[min(ends, key=len)]
-        module = module.partition(".")[2]
-    return []
-
-
-def is_end(end: str, name: str) -> bool:
-    """Returns whether the levels of `end` are the last ones of `name`."""
-    return f".{name}".endswith(f".{end}")
+FLAX = Layout("/".join, lambda name: name.split("/")[1], lambda shape: shape, lambda array: array)
 
 
 def torch_tensors(weights: Weights) -> dict[str, np.ndarray]:
@@ -226,8 +172,6 @@ def torch_tensors(weights: Weights) -> dict[str, np.ndarray]:
     for name, array in weights.tensors.items():
         if weights.layout == "onnx":
             name = re.sub("_([wb])_0$", lambda m: f".{'weight' if m[1] == 'w' else 'bias'}", name)
-            if not jnp.issubdtype(array.dtype, jnp.floating):
-                continue  # shapes that the graph computes with
         tensors[name.replace("/", ".")] = array
     if tensors and all(name.startswith("module.") for name in tensors):  # from DataParallel
         tensors = {name.removeprefix("module."): array for name, array in tensors.items()}

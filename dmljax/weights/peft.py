@@ -13,27 +13,19 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import numpy as np
-import safetensors.numpy
 from absl import logging
 from flax import traverse_util
 
 from dmljax.files import reading
-from dmljax.files.writing import atomic_writer, make_folder, write_json
+from dmljax.files.writing import make_folder, write_json
 from dmljax.weights.converted import file_digest
+from dmljax.weights.converted import write as write_tensors
 from dmljax.weights.loading import load, name_map_of, variable_shapes
-from dmljax.weights.names import (
-    OWN_NAMES,
-    KernelPart,
-    find_module,
-    is_end,
-    kernel_source,
-    module_parts,
-    torch_tensors,
-)
+from dmljax.weights.names import OWN_NAMES, TORCH, NameMap, Source, torch_tensors
 from dmljax.weights.published import NAME_MAPS, PUBLISHED, identify
 from dmljax.weights.readers import read
 
@@ -82,7 +74,6 @@ def load_adapter(
     if others:
         report_fn(f"{folder}: left out, as they are not adapters: {', '.join(others[:5])}")
     shapes = _kernel_shapes(net)
-    norms_fn = functools.cache(lambda: _kernel_norms(folder, net, base))
     # An adapter may have a module under its old name and its new one.
     modules = {
         part: module
@@ -90,6 +81,7 @@ def load_adapter(
         for part in parts
     }
     counts = collections.Counter(part.path for part in modules)
+    norms_fn = functools.cache(lambda: _kernel_norms(folder, net, base))
     adapters: dict[Path, np.ndarray] = {}
     for (path, index, count, fractions), module in modules.items():
         a, b, norms = _factors(folder, module, tensors[module], options)
@@ -139,31 +131,27 @@ def write_adapter(
     weights = read(base)
     is_converted = "dmljax" in weights.metadata
     name_map = OWN_NAMES if is_converted else name_map_of(torch_tensors(weights))
-    kernels = _kernel_shapes(net)
-    flat = traverse_util.flatten_dict(adapters)
-    modules: list[str] = []
+    kernels, flat = _kernel_shapes(net), traverse_util.flatten_dict(adapters)
+    kinds = {"a": "A.weight", "b": "B.weight", "magnitude": _MAGNITUDE}
     tensors: dict[str, np.ndarray] = {}
-    for path in sorted(path[:-1] for path in flat if path[-1] == "a"):
-        source = kernel_source(name_map, (*path, "kernel"), kernels)
+    modules: set[str] = set()
+    for (*path, leaf), value in flat.items():
+        source = _source(name_map, (*path, "kernel"), kernels)
         if source.rows or source.transposed:
             raise ValueError(
                 f"peft has no adapter of one part of {source.names[0]}, where {base} keeps "
                 f"{'/'.join(path)}: train with other targets, such as attn/qkv"
             )
-        ones = (1, 1) if len(kernels[*path, "kernel"]) == 4 else ()  # of a 1 x 1 convolution
-        arrays = {"lora_A.weight": flat[*path, "a"], "lora_B.weight": flat[*path, "b"]}
-        if (*path, "magnitude") in flat:
-            arrays[f"lora_{_MAGNITUDE}"] = flat[*path, "magnitude"]
-        for i, name in enumerate(source.names):
-            modules.append(name.removesuffix(".weight"))
-            for kind, value in arrays.items():
-                array = np.asarray(value, np.float32)
-                if kind != "lora_A.weight":
-                    array = np.split(array, len(source.names), -1)[i]
-                axes = array.T.shape if array.ndim == 2 else ((1, -1) if ones else (-1,))
-                array = np.ascontiguousarray(array.T).reshape(*axes, *ones)
-                for module in {modules[-1], name_map.new_name(modules[-1])}:
-                    tensors[f"base_model.model.{module}.{kind}"] = array
+        count, array = len(source.names), np.asarray(value, np.float32)
+        parts = [array] * count if leaf == "a" else np.split(array, count, -1)
+        if len(kernels[*path, "kernel"]) == 4:  # of a 1 x 1 convolution
+            parts = [x[None, None].T if x.ndim == 2 else x.reshape(1, -1, 1, 1) for x in parts]
+        for name, x in zip(source.names, parts, strict=True):
+            module = name.removesuffix(".weight")
+            for other in {module, name_map.new_name(module)}:
+                modules.add(other)
+                key = f"base_model.model.{other}.lora_{kinds[leaf]}"
+                tensors[key] = np.ascontiguousarray(x if x.ndim == 4 else x.T)
     known = identify(base)
     urls = " ".join(PUBLISHED[known].urls) if known else ""
     match = re.search(r"https://huggingface\.co/([^/]+/[^/]+)/resolve/", urls)
@@ -174,13 +162,11 @@ def write_adapter(
         "lora_alpha": alpha,
         "use_rslora": rslora,
         "use_dora": any(path[-1] == "magnitude" for path in flat),
-        "target_modules": sorted({*modules, *map(name_map.new_name, modules)}),
+        "target_modules": sorted(modules),
         "inference_mode": True,
     }
     make_folder(folder)
-    metadata = {"dmljax": _base_text(base)}  # one key only: the same bytes every time
-    with atomic_writer(folder / _MODEL, "wb") as file:
-        file.write(safetensors.numpy.save(tensors, metadata))
+    write_tensors(folder / _MODEL, tensors, _base_text(base))
     write_json(folder / _CONFIG, options, indent=2)
 
 
@@ -188,11 +174,11 @@ def _options(file: pathlib.Path) -> dict[str, Any]:
     """Reads the options of an adapter and checks them."""
     try:
         options = {"alpha_pattern": {}, "bias": "none"} | reading.json_file(file)
-        numbers = dict.fromkeys(("r", "lora_alpha"), float | int)
-        reading.check_types(options, {"peft_type": str, "alpha_pattern": dict})
-        reading.check_types(options, numbers)
+        number = float | int
+        types = {"peft_type": str, "alpha_pattern": dict, "r": number, "lora_alpha": number}
+        reading.check_types(options, types)
         alphas = options["alpha_pattern"]
-        reading.check_types(alphas, dict.fromkeys(alphas, float | int))
+        reading.check_types(alphas, dict.fromkeys(alphas, number))
         wrong = [k for k, v in {"peft_type": "LORA", "bias": "none"}.items() if options[k] != v]
         wrong += [name for name in ("r", "lora_alpha") if not options[name] > 0]
         # A regular expression of a stranger could run for ever.
@@ -229,7 +215,7 @@ def _factors(
     sizes = [x.shape for x in (a, b, norms) if x is not None]
     if not a.ndim == b.ndim == 2 or len({a.shape[0], b.shape[1]}) > 1 or sizes[-1][0] != len(b):
         raise ValueError(f"{folder}: the shapes of the tensors of {module} do not agree: {sizes}")
-    ends = (alpha for name, alpha in options["alpha_pattern"].items() if is_end(name, module))
+    ends = (alpha for name, alpha in options["alpha_pattern"].items() if _is_end(name, module))
     alpha, rank = next(ends, options["lora_alpha"]), len(a)
     scale = alpha / (rank**0.5 if options.get("use_rslora") else rank)
     a, b = a.T.astype(np.float32), scale * b.T.astype(np.float32)
@@ -245,19 +231,59 @@ def _kernel_shapes(net: nn.Module) -> dict[Path, tuple[int, ...]]:
     }
 
 
+class _Part(NamedTuple):
+    """The columns of a kernel that one module of a file makes: part `part` of `parts` equal ones.
+
+    `rows` are the rows of the module that belong to it, from and to fractions of all.
+    """
+
+    path: Path
+    part: int
+    parts: int
+    rows: tuple[float, float]
+
+
+def _source(name_map: NameMap, path: Path, kernels: Collection[Path]) -> Source:
+    """Returns where a file has the kernel at `path` of a net with these kernels."""
+    is_gated = any("gate" in path for path in kernels)
+    return name_map.source(TORCH.name_fn(("params", *path)), gated=is_gated)
+
+
 def _parts(
     folder: pathlib.Path, modules: list[str], kernels: Collection[Path]
-) -> dict[str, list[KernelPart]]:
+) -> dict[str, list[_Part]]:
     """Finds the parts of kernels of each module, by the naming that knows all modules."""
     for name_map in (*NAME_MAPS, OWN_NAMES):
-        table = module_parts(name_map, kernels)
-        parts = {module: find_module(module, table) for module in modules}
+        table: dict[str, list[_Part]] = {}
+        for path in kernels:
+            source = _source(name_map, path, kernels)
+            start, stop, count = source.rows or (0, 1, 1)
+            for i, name in enumerate(source.names):
+                part = _Part(path, i, len(source.names), (start / count, stop / count))
+                module = name.removesuffix(".weight")
+                for other in {module, name_map.new_name(module)}:
+                    table.setdefault(other, []).append(part)
+        parts = {module: _find(module, table) for module in modules}
         if all(parts.values()):
             return parts
     raise ValueError(
         f"{folder} is an adapter of another net: no naming of this net has all of its "
         f"{len(modules)} modules, such as {modules[0]}"
     )
+
+
+def _find(module: str, table: Mapping[str, list[_Part]]) -> list[_Part]:
+    """Looks a module up; its name or that in the table may have more levels in front."""
+    for _ in range(3):  # a model for classification has levels in front: 'vit.encoder...'
+        if ends := [name for name in table if module and _is_end(module, name)]:
+            return table[min(ends, key=len)]
+        module = module.partition(".")[2]
+    return []
+
+
+def _is_end(end: str, name: str) -> bool:
+    """Returns whether the levels of `end` are the last ones of `name`."""
+    return f".{name}".endswith(f".{end}")
 
 
 def _kernel_norms(

@@ -11,13 +11,10 @@ from dmljax.weights.families import (
     clip,
     convnext,
     dino,
-    dinov2,
-    dinov3,
     efficientnet,
     googlenet,
     mobilenet,
     resnet,
-    siglip,
     unicom,
 )
 from dmljax.weights.names import NameMap
@@ -29,10 +26,7 @@ _FAMILIES = (
     convnext,
     googlenet,
     dino,
-    dinov2,
-    dinov3,
     clip,
-    siglip,
     unicom,
 )
 PUBLISHED: dict[str, Published] = {

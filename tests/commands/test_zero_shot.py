@@ -30,7 +30,6 @@ SIZE = 12
 ENTRY = Published(
     "convnet",
     "https://example.org/tiny.safetensors",
-    "",
     1,
     License("MIT", "yes", "keep the text"),
     "noise",

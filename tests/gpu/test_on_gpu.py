@@ -11,7 +11,7 @@ from dmljax import losses, nets, ops, retrieval
 from dmljax.data import transforms
 from dmljax.data.transforms.transform import bind
 from dmljax.nets import token_attention
-from dmljax.nets.layers import max_pooling as pooling
+from dmljax.nets.layers import pooling
 from dmljax.retrieval import filtering
 from dmljax.train import attention_choice, augment
 
@@ -107,7 +107,7 @@ FUNCTIONS |= {
     "clip": lambda x: losses.clip(x, PROXIES[LABELS % 24] + x, tile=32),
     "classes in tiles": lambda x: losses.arcface(x, LABELS, PROXIES, tiles=ops.ClassTiles(8)),
     "max pooling": lambda x: jnp.sum(
-        pooling.max_pool(MAPS * x[0, 0], 3, strides=2, padding=((1, 1), (1, 1))) ** 2
+        pooling.max_pool(MAPS * x[0, 0], 3, strides=2, padding=1) ** 2
     ),
 }
 

@@ -327,7 +327,7 @@ def _trace(module, **options):
             r"3 heads cannot share 8 features: take one of 1, 2, 4, 8",
         ),
         (lambda: _trace(attention.gat(heads=0)), r"0 heads cannot share 8 features"),
-        (lambda: attention.gatv2(sublayers=3), r"sublayers is 1 or 2, not 3"),
+        (lambda: _trace(attention.gatv2(sublayers=3)), r"sublayers is 1 or 2, not 3"),
         (
             lambda: _trace(attention.dot(heads=2), adjacency=np.ones((4, 5), bool)),
             r"adjacency of 4 nodes must have the shape \[4, 4\], not \[4, 5\]",

@@ -130,8 +130,8 @@ def test_what_had_no_memory_is_measured_again(cache, monkeypatch):
 
 
 def test_the_fastest_form_that_nothing_refuses_is_taken():
-    short = {"plain": 1.0, "xla": 3.0, "cudnn": 0.5, "tokamax": "not installed"}
-    long = {"plain": 9.0, "xla": 2.0, "cudnn": 0.6, "tokamax": "not installed"}
+    short = {"plain": 1.0, "xla": 3.0, "cudnn": 0.5}
+    long = {"plain": 9.0, "xla": 2.0, "cudnn": 0.6}
     assert attention_choice.fastest([short, long]) == "cudnn"
     assert attention_choice.fastest([short, long | {"cudnn": "head of 7"}]) == "xla"
     assert attention_choice.fastest([short | {"cudnn": "head of 7"}]) == "plain"
@@ -153,7 +153,7 @@ def test_a_token_that_is_added_for_cudnn_changes_nothing(queries, tokens, is_cau
     rng = np.random.default_rng(0)
     q, k, v = (rng.normal(size=(2, n, 3, 8)).astype(np.float32) for n in (queries, tokens, tokens))
     fns = [
-        functools.partial(token_attention._of_even_lengths, implementation="xla"),
+        functools.partial(token_attention.FORMS["cudnn"], implementation="xla"),
         token_attention.FORMS["xla"],
     ]
     for x, y in zip(
@@ -182,9 +182,8 @@ def test_cudnn_takes_every_number_of_tokens(tokens, monkeypatch):
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        ("flash", "attention is one of 'auto', 'plain', 'xla', 'cudnn', 'tokamax', not 'flash'"),
+        ("flash", "attention is one of 'auto', 'plain', 'xla', 'cudnn', not 'flash'"),
         ("cudnn", "attention='cudnn' needs an NVIDIA GPU, and JAX runs on cpu: take 'auto'"),
-        ("tokamax", "attention='tokamax' needs the package: pip install tokamax"),
     ],
 )
 def test_an_unknown_or_missing_form_is_refused_in_one_line(tmp_path, form, message):

@@ -1,6 +1,5 @@
 """Published layouts fill our nets name by name. What does not fit or is damaged is explained."""
 
-import dataclasses
 import functools
 import hashlib
 import re
@@ -57,28 +56,6 @@ def test_a_resnet_gets_the_tensors_of_torchvision(tmp_path, legacy):
     net = small_resnet(classes=10)
     shapes = jax.eval_shape(lambda: net.init(jax.random.key(0), image, train=False))
     assert jax.tree.map(np.shape, variables) == jax.tree.map(np.shape, shapes)
-
-
-def test_a_net_may_have_a_layout_of_its_own(tmp_path):
-    torch = weights.names.TORCH
-
-    class Renamed(nets.resnet.ResNet):
-        layout = torch._replace(
-            name_fn=lambda path: torch.name_fn(path).replace("layer", "stage."),
-            top_fn=lambda name: torch.top_fn(name.replace("stage.", "layer")),
-        )
-
-    plain = small_resnet(classes=10)
-    fields = {f.name for f in dataclasses.fields(plain) if f.init} - {"parent", "name"}
-    net = Renamed(**{name: getattr(plain, name) for name in fields})
-    tensors = resnet_tensors()
-    renamed = {name.replace("layer", "stage."): array for name, array in tensors.items()}
-    path = write_torch(tmp_path, renamed)
-    with pytest.raises(ValueError, match="stage"):
-        weights.load(path, plain)
-    loaded = weights.load(path, net)
-    expected = weights.load(write_torch(tmp_path, tensors), plain)
-    jax.tree.map(np.testing.assert_array_equal, loaded, expected)
 
 
 def test_a_classifier_that_the_net_lacks_is_left_out_and_reported(tmp_path):

@@ -19,8 +19,6 @@ from dmljax.ops import Array
 from dmljax.ops.devices import divides_evenly
 
 __all__ = [
-    "MLP",
-    "CenteredDense",
     "Conv",
     "ConvNorm",
     "Dense",
@@ -170,11 +168,22 @@ class CenteredDense(nn.Module):
 
     `mean` `[i]` and the number `scale` are statistics of the training data, not parameters. They
     are 0 and 1, and the columns of the kernel are orthonormal, until `train.features.centered` sets
-    all three by the training data.
+    all three by the training data: the kernel starts with `features` principal directions of the
+    training features, each divided by the power `whiten` of its deviation. 0 is PCA, 1 is whitening
+    (Jegou and Chum, ECCV 2012), and the default is between both. With `steps=0` in a config they
+    are the head, which then needs no training.
     """
 
     features: int
+    whiten: float = 0.5  # `train.features.centered` gets the number from the config
     dtype: Dtype | None = None
+
+    def __post_init__(self):
+        if not 0 <= self.whiten <= 1:
+            raise ValueError(
+                f"centered_dense: whiten is a number from 0 (PCA) to 1, not {self.whiten}"
+            )
+        super().__post_init__()
 
     @nn.compact
     def __call__(self, x: Float[Array, "*b i"]) -> Float[jax.Array, "*b o"]:
@@ -186,22 +195,6 @@ class CenteredDense(nn.Module):
         centered = (x - mean.reshape(rows)) / scale.reshape(rows)
         x, kernel = promote_dtype(centered, kernel, dtype=self.dtype)
         return jnp.dot(x, kernel)
-
-
-def centered_dense(
-    features: int, *, whiten: float = 0.5, dtype: Dtype | None = None, name: str | None = None
-) -> CenteredDense:
-    """Builds a `CenteredDense` that starts with `features` principal directions of the training
-    features.
-
-    Each direction is divided by the power `whiten` of its deviation: 0 is PCA, 1 is whitening
-    (Jegou and Chum, ECCV 2012), and the default is between both. `train.features.centered` measures
-    them. With `steps=0` in a config they are the head, which then needs no training.
-    """
-    # `train.features.centered` gets the number from the config.
-    if not 0 <= whiten <= 1:
-        raise ValueError(f"centered_dense: whiten is a number from 0 (PCA) to 1, not {whiten}")
-    return CenteredDense(features, dtype=dtype, name=name)
 
 
 class MLP(nn.Module):
@@ -221,17 +214,8 @@ class MLP(nn.Module):
         return Dense(self.features, dtype=self.dtype, name="3")(x)
 
 
-def mlp(
-    features: int,
-    *,
-    hidden: int | None = None,
-    dtype: Dtype | None = None,
-    name: str | None = None,
-) -> MLP:
-    """Builds an `MLP` to replace a linear layer."""
-    return MLP(features, hidden=hidden, dtype=dtype, name=name)
-
-
+centered_dense = CenteredDense
+mlp = MLP
 orthogonal_dense = functools.partial(
     Dense, kernel_init=nn.initializers.orthogonal(), bias_init=nn.initializers.zeros
 )
@@ -275,15 +259,7 @@ class ConvNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "b h w i"], *, train: bool) -> Float[jax.Array, "b y x o"]:
-        conv = Conv(
-            self.features,
-            self.kernel,
-            self.strides,
-            self.padding,
-            dtype=self.dtype,
-            kernel_init=self.kernel_init,
-            impl=self.impl,
-            name="conv",
-        )
-        norm = self.norm(dtype=self.dtype, name="bn")
+        options = {"dtype": self.dtype, "kernel_init": self.kernel_init, "impl": self.impl}
+        sizes = self.features, self.kernel, self.strides, self.padding
+        conv, norm = Conv(*sizes, **options, name="conv"), self.norm(dtype=self.dtype, name="bn")
         return nn.relu(norm(conv(x), train=train))

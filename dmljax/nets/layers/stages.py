@@ -1,16 +1,19 @@
 """What backbones share: named stages, ranges of stages, checks, shapes of variables."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float
 
-from dmljax.nets.layers.convolution import Dense
+from dmljax.nets.layers.convolution import Conv, Dense, Dtype
 from dmljax.nets.layers.pooling import global_max, global_mean
+from dmljax.ops import Array
 
 __all__ = [
+    "Backbone",
     "DropPath",
     "add_pooled",
     "check_maps",
@@ -138,6 +141,54 @@ def shapes(net: nn.Module, image_size: int, *, channels: int = 3) -> Any:
     """Shapes and types of the variables of `net` for images of this size. Computes nothing."""
     image = jax.ShapeDtypeStruct((1, image_size, image_size, channels), jnp.float32)
     return jax.eval_shape(lambda key, x: net.init(key, x, train=False), jax.random.key(0), image)
+
+
+class Backbone(nn.Module, kw_only=True):
+    """Runs stages one after the other; `dmljax.nets` documents the arguments and the outputs.
+
+    A subclass defines `channels`, the channels of the feature map of each stage, and
+    `run(x, stages, train)`, which returns the feature maps of `stages`. `classifier` is the path of
+    the layer that computes the logits.
+    """
+
+    family: ClassVar[str]
+    classifier: ClassVar[str] = "fc"
+    channels: ClassVar[Mapping[str, int]]
+    image_channels: ClassVar[tuple[int, ...]] = (3,)
+
+    classes: int | None = None
+    start: str | None = None
+    stop: str | None = None
+    remat: bool | str = False
+    dtype: Dtype | None = None
+    impl: str = "auto"
+
+    @nn.compact
+    def __call__(
+        self, images: Float[Array, "b h w c"], *, train: bool
+    ) -> dict[str, Float[jax.Array, "..."]]:
+        names = list(self.channels)
+        start, stop = self.start or names[0], self.stop or names[-1]
+        stages = stage_range(self.family, names, start, stop)
+        index = names.index(start)
+        channels = self.channels[names[index - 1]] if index else self.image_channels
+        check_maps(f"{self.family} from {start!r} on", images, channels)
+        outputs = self.run(images, stages, train)
+        last = outputs[stages[-1]]
+        return add_pooled(outputs, last, classes=self.classes, classifier=self.classifier)
+
+    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, jax.Array]:
+        """Returns the feature maps of `stages`; `x` is the input of the first one."""
+        raise NotImplementedError
+
+    @nn.nowrap  # a method that Flax wraps would create the layer outside of the scope of its caller
+    def conv(
+        self, features: int, size: int, strides: int = 1, padding: int | None = None, **options: Any
+    ) -> Conv:
+        """Builds a convolution of this net; by default it keeps the sides of a map at stride 1."""
+        padding = size // 2 if padding is None else padding
+        options |= {"dtype": self.dtype, "impl": self.impl}
+        return Conv(features, size, strides, padding, **options)
 
 
 @jax.custom_vjp

@@ -9,7 +9,6 @@ PUBLISHED = {
     f"convnext_{size[0]}": Published(
         f"convnext_{size[0]}",
         hub(f"timm/convnext_{size}.fb_in22k"),
-        "",
         megabytes,
         APACHE,
         _22K,

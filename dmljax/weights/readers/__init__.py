@@ -2,8 +2,8 @@
 
 Nothing in a file is executed. A `.pth` file is a pickle, which is a program for a small stack
 machine; `torch_files` interprets only what a state dict needs and refuses everything else. Caffe
-and ONNX files are protobuf messages, which `protobuf` reads field by field. torch, Caffe and
-protobuf need not be installed.
+and ONNX files are protobuf messages, which are read field by field. torch, Caffe and protobuf need
+not be installed.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import numpy as np
 
 from dmljax.files import protobuf
 from dmljax.files.writing import sha256
-from dmljax.weights.readers import caffe, onnx, safetensors_files, torch_files
+from dmljax.weights.readers import protobuf_files, safetensors_files, torch_files
 from dmljax.weights.readers.errors import Refused
 
 __all__ = ["Weights", "read"]
@@ -121,7 +121,7 @@ def _parse_protobuf(data: bytes) -> tuple[dict[str, np.ndarray], str, dict[str, 
     except ValueError as error:
         reason = f", or it is damaged or cut short: {error}"
     if (1, 0) in fields and (7, 2) in fields:
-        return onnx.parse(view), "onnx", {}
+        return protobuf_files.parse_onnx(view), "onnx", {}
     if (2, 2) in fields or (100, 2) in fields:
-        return caffe.parse(view), "caffe", {}
+        return protobuf_files.parse_caffe(view), "caffe", {}
     raise Refused(f"is not a known file of weights {_KNOWN}{reason}")

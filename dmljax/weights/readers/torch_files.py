@@ -20,6 +20,7 @@ from dmljax.weights.readers.errors import Refused
 
 T = TypeVar("T")
 
+_BIG_ENDIAN = "was written on a big-endian machine: save it again on another one"
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # of the legacy format
 _STORAGES = {
     "DoubleStorage": np.dtype("f8"),
@@ -106,10 +107,11 @@ def parse_zip(data: bytes) -> dict[str, np.ndarray]:
     def member(name: str) -> bytes:
         return archive.read(roots[0] + name)
 
-    big_endian = f"{roots[0]}byteorder" in names and member("byteorder") == b"big"
+    if f"{roots[0]}byteorder" in names and member("byteorder") == b"big":
+        raise Refused(_BIG_ENDIAN)
     tensors = _state_dict(unpickle(io.BytesIO(member("data.pkl"))))
     keys = {tensor.storage.key for tensor in tensors.values()}
-    return _arrays(tensors, {key: member(f"data/{key}") for key in keys}, big_endian)
+    return _arrays(tensors, {key: member(f"data/{key}") for key in keys})
 
 
 def parse_legacy(data: bytes) -> dict[str, np.ndarray]:
@@ -120,7 +122,8 @@ def parse_legacy(data: bytes) -> dict[str, np.ndarray]:
     if unpickle(stream) != _PROTOCOL:
         raise Refused("is in a PyTorch format that is not known")
     system = unpickle(stream)
-    big_endian = isinstance(system, dict) and system.get("little_endian") is False
+    if isinstance(system, dict) and system.get("little_endian") is False:
+        raise Refused(_BIG_ENDIAN)
     storages: list[Storage] = []
     tensors = _state_dict(unpickle(stream, storages))
     itemsizes = {storage.key: storage.dtype.itemsize for storage in storages}
@@ -129,13 +132,13 @@ def parse_legacy(data: bytes) -> dict[str, np.ndarray]:
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
         raise ValueError("its list of storages is not a list of names")
     for key in keys:
-        count = int.from_bytes(stream.read(8), "big" if big_endian else "little")
-        contents[key] = stream.read(count * itemsizes[key])
-        if len(contents[key]) != count * itemsizes[key]:
+        size = int.from_bytes(stream.read(8), "little") * itemsizes[key]
+        contents[key] = stream.read(size)
+        if len(contents[key]) != size:
             raise ValueError(f"storage {key} ends early")
     if remaining := len(data) - stream.tell():
         raise ValueError(f"{remaining} bytes follow the last storage")
-    return _arrays(tensors, contents, big_endian)
+    return _arrays(tensors, contents)
 
 
 def _state_dict(content: Any) -> dict[str, Tensor]:
@@ -151,30 +154,16 @@ def _state_dict(content: Any) -> dict[str, Tensor]:
     return content
 
 
-def _arrays(
-    tensors: dict[str, Tensor], contents: dict[str, bytes], big_endian: bool
-) -> dict[str, np.ndarray]:
-    values = {}
-    for tensor in tensors.values():
-        storage = tensor.storage
-        if storage not in values:
-            values[storage] = _storage_values(contents[storage.key], storage, big_endian)
-    return {name: _view(values[tensor.storage], tensor) for name, tensor in tensors.items()}
+def _arrays(tensors: dict[str, Tensor], contents: dict[str, bytes]) -> dict[str, np.ndarray]:
+    return {name: _view(contents[x.storage.key], x) for name, x in tensors.items()}
 
 
-def _storage_values(content: bytes, storage: Storage, big_endian: bool) -> np.ndarray:
-    if big_endian:
-        width = storage.dtype.itemsize
-        content = np.frombuffer(content, f">u{width}").astype(f"<u{width}").tobytes()
-    values = np.frombuffer(content, storage.dtype)
-    stop = storage.start + storage.length
+def _view(content: bytes, tensor: Tensor) -> np.ndarray:
+    storage, size, stride = tensor.storage, tensor.size, tensor.stride
+    values, stop = np.frombuffer(content, storage.dtype), storage.start + storage.length
     if storage.start < 0 or storage.length < 0 or stop > len(values):
         raise ValueError(f"storage {storage.key} has {len(values)} values, not {stop}")
-    return values[storage.start : stop]
-
-
-def _view(values: np.ndarray, tensor: Tensor) -> np.ndarray:
-    size, stride = tensor.size, tensor.stride
+    values = values[storage.start : stop]
     if 0 in size:
         return np.zeros(size, values.dtype)
     last = tensor.offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
@@ -210,10 +199,8 @@ def unpickle(stream: io.BytesIO, storages: list[Storage] | None = None) -> Any:
             elif name != "POP_MARK":
                 stack.append(_BUILD[name](items))
         elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
-            count = int(name[-1])
-            if len(stack) < count:
-                raise ValueError("a tuple lacks items")
-            stack[-count:] = [tuple(stack[-count:])]
+            items = [stack.pop() for _ in range(int(name[-1]))]
+            stack.append(tuple(items[::-1]))
         elif name == "APPEND":
             item = stack.pop()
             _expect(stack[-1], list).append(item)
