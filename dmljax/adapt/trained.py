@@ -13,8 +13,8 @@ from dmljax.adapt import lowrank
 from dmljax.adapt.depth import blocks as blocks_of
 from dmljax.adapt.trees import paths_of, paths_under
 from dmljax.methods.base import Method, with_params
-from dmljax.nets.prompts import block_count
-from dmljax.nets.prompts import prompts as draw_prompts
+from dmljax.nets.vit import block_count
+from dmljax.nets.vit import prompts as draw_prompts
 
 __all__ = ["Adapted", "all", "biases", "blocks", "last", "lora", "prompts"]
 

@@ -16,7 +16,7 @@ from dmljax.methods import assemble, base
 from dmljax.methods.proxies import proxies
 from dmljax.nets.initializers import Initializer, glorot_uniform
 from dmljax.nets.layers import Dense
-from dmljax.nets.prompts import block_count, prompts
+from dmljax.nets.vit import block_count, prompts
 from dmljax.ops import Array
 
 __all__ = ["accumulated", "semantic_proxies"]

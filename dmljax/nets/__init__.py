@@ -34,13 +34,6 @@ arguments (`class MyNet(nn.Module, kw_only=True)`), or a function that returns o
 returns at least `features`, `pooled` and `max_pooled` (`layers.add_pooled`).
 """
 
-from dmljax.nets import convnet as _convnet
-from dmljax.nets import convnext as _convnext
-from dmljax.nets import efficientnet as _efficientnet
-from dmljax.nets import googlenet as _googlenet
-from dmljax.nets import mobilenet as _mobilenet
-from dmljax.nets import resnet as _resnet
-from dmljax.nets import vit as _vit
 from dmljax.nets.convnet import *  # noqa: F403
 from dmljax.nets.convnext import *  # noqa: F403
 from dmljax.nets.efficientnet import *  # noqa: F403
@@ -49,13 +42,4 @@ from dmljax.nets.mobilenet import *  # noqa: F403
 from dmljax.nets.resnet import *  # noqa: F403
 from dmljax.nets.vit import *  # noqa: F403
 
-_FILES = (
-    _convnet,
-    _convnext,
-    _efficientnet,
-    _googlenet,
-    _mobilenet,
-    _resnet,
-    _vit,
-)
-__all__ = sorted(name for file in _FILES for name in file.__all__)
+__all__ = sorted(n for n, net in globals().items() if callable(net) and not n.startswith("_"))

@@ -16,7 +16,7 @@ CLIP was trained with its last norm on the class token only; `features` has it o
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -27,7 +27,7 @@ from jaxtyping import Float
 
 from dmljax import ops
 from dmljax.nets import layers
-from dmljax.nets.initializers import normal
+from dmljax.nets.initializers import normal, uniform
 from dmljax.nets.layers import BatchNorm, Dense
 from dmljax.nets.positions import RESIZES, resized, rotary_table
 from dmljax.nets.token_attention import check
@@ -257,6 +257,22 @@ class ViT(layers.Backbone, kw_only=True):
         check(self.attention)
         if not self.class_token and (self.positions == "class" or self.pool == "class"):
             raise ValueError("without a class token, set positions='patches' and another pool")
+
+
+def block_count(params: Any) -> int:
+    """Counts the blocks of a vision transformer with these parameters; 0 for other nets."""
+    blocks = params.get("blocks", {})
+    return len(blocks) if "attn" in blocks.get("0", {}) else 0
+
+
+def prompts(key: jax.Array, params: Any, shape: Sequence[int]) -> jax.Array:
+    """Draws prompts `[*shape width]`, tokens that blocks read beside the patches.
+
+    They are uniform with variance 2 / (values of a patch + width), as in Jia et al. (ECCV 2022).
+    """
+    patch, _, channels, width = params["patch_embed"]["proj"]["kernel"].shape
+    limit = (6 / (channels * patch * patch + width)) ** 0.5
+    return uniform(limit)(key, (*shape, width))
 
 
 _SHARED = sorted(set(Parts._fields) - {"hidden", "table", "is_causal"})

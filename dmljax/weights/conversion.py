@@ -16,6 +16,7 @@ from dmljax.weights.entries import Preprocessing, Published
 from dmljax.weights.loading import IMAGE_SIZE, fit, load, name_map_of, read_published
 from dmljax.weights.names import FLAX, TORCH, torch_tensors
 from dmljax.weights.published import PUBLISHED, identify
+from dmljax.weights.readers import Weights
 
 _UNKNOWN = "unknown, as the file is not in the list"
 
@@ -42,34 +43,59 @@ def convert(
         raise FileNotFoundError(f"the folder {pathlib.Path(to).parent} does not exist")
     weights = read_published(path)
     notes: list[str] = []
-    adapters = None
+    is_converted = "dmljax" in weights.metadata
+    if is_converted and adapter is None:
+        raise ValueError(f"{path} is converted already")
+    if is_converted:
+        metadata, variables = converted.metadata_of(path, weights), load(path, net)
+    else:
+        file_tensors = torch_tensors(weights)
+        variables = fit(str(path), file_tensors, net, TORCH, notes.append)
+        metadata = _metadata(
+            path, weights, net, spec, has_map=bool(name_map_of(file_tensors).marks)
+        )
     if adapter is not None:
         adapters = peft.load_adapter(adapter, net, base=path, report_fn=notes.append)
-    if "dmljax" in weights.metadata:
-        if adapter is None:
-            raise ValueError(f"{path} is converted already")
-        metadata = converted.metadata_of(path, weights)
-        if _digest(adapters) in metadata.get("adapters", []):
+        flat = traverse_util.flatten_dict(adapters)
+        # The factors alone: norms of DoRA may be the norms of the weights.
+        digest = converted.digest({"/".join(p): x for p, x in flat.items() if p[-1] in ("a", "b")})
+        if digest in metadata.get("adapters", []):
             raise ValueError(
                 f"{path} has the adapter {adapter} already: give another one, or the weights "
                 f"without it ({metadata['source']['file']})"
             )
-        variables = load(path, net)
-        metadata = metadata | {"notes": metadata["notes"] + notes}
-        return _written(to, variables, metadata, adapter, adapters)
-    file_tensors = torch_tensors(weights)
-    variables = fit(str(path), file_tensors, net, TORCH, notes.append)
+        params = lowrank.merged(variables["params"], adapters, scale=1.0)
+        variables = {**variables, "params": params}
+        notes.append(f"the adapter {pathlib.Path(adapter).name} is added to the kernels")
+        metadata["adapters"] = [*metadata.get("adapters", []), digest]
+    metadata["notes"] += [note.removeprefix(f"{path}: ") for note in notes]
+    flat = traverse_util.flatten_dict(variables)
+    tensors = {FLAX.name_fn(path): np.asarray(x) for path, x in flat.items()}
+    metadata["tensors_sha256"] = converted.digest(tensors)
+    converted.write(to, tensors, json.dumps(metadata, sort_keys=True))
+    return metadata
+
+
+def _metadata(
+    path: str | os.PathLike,
+    weights: Weights,
+    net: nn.Module,
+    spec: Mapping[str, Any],
+    has_map: bool,
+) -> dict[str, Any]:
+    """Returns what is known about a published file; with `has_map`, the names of its tensors are
+    those of a family's own files.
+    """
     name, assumed = identify(path), ""
     published = PUBLISHED[name] if name else None
-    if published is None and name_map_of(file_tensors).marks:
-        # The tensors have the names of a family's own files.
+    if published is None and has_map:
         published, assumed = _of_net(spec["name"]), " (assumed from the names of the tensors)"
     expected = published.preprocessing if published else _expected_input(net)
-    inputs = {}
+    inputs: dict[str, Any] = {"size": IMAGE_SIZE, "normalization": None}
     if expected is not None:
         inputs = expected._asdict() | expected.inputs
         inputs["normalization"] = inputs.pop("normalize")
-    metadata = {
+    return {
         "format": converted.FORMAT,
         "net": dict(spec),
         "source": {
@@ -80,37 +106,9 @@ def convert(
         },
         "license": f"{published.license}{assumed}" if published else _UNKNOWN,
         "trained_on": published.trained_on if published else None,
-        "inputs": inputs or {"size": IMAGE_SIZE, "normalization": None},
-        "notes": [note.removeprefix(f"{path}: ") for note in notes],
+        "inputs": inputs,
+        "notes": [],
     }
-    return _written(to, variables, metadata, adapter, adapters)
-
-
-def _digest(adapters: Any) -> str:
-    """Hashes the factors alone; norms of DoRA may be the norms of the weights."""
-    flat = traverse_util.flatten_dict(adapters)
-    return converted.digest({"/".join(p): x for p, x in flat.items() if p[-1] in ("a", "b")})
-
-
-def _written(
-    to: str | os.PathLike,
-    variables: Mapping[str, Any],
-    metadata: dict[str, Any],
-    adapter: str | os.PathLike | None,
-    adapters: Any,
-) -> dict[str, Any]:
-    """Writes the file with the adapters; returns the metadata with the digest of its tensors."""
-    if adapter is not None:
-        params = lowrank.merged(variables["params"], adapters, scale=1.0)
-        variables = {**variables, "params": params}
-        note = f"the adapter {pathlib.Path(adapter).name} is added to the kernels"
-        digests = [*metadata.get("adapters", []), _digest(adapters)]
-        metadata = metadata | {"notes": [*metadata["notes"], note], "adapters": digests}
-    flat = traverse_util.flatten_dict(variables)
-    tensors = {FLAX.name_fn(path): np.asarray(x) for path, x in flat.items()}
-    metadata = metadata | {"tensors_sha256": converted.digest(tensors)}
-    converted.write(to, tensors, json.dumps(metadata, sort_keys=True))
-    return metadata
 
 
 def _of_net(net: str) -> Published | None:

@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import itertools
 import os
 import pathlib
 import re
@@ -110,11 +111,12 @@ def fit(
     """Builds the variables of `net` from the tensors of a file, which messages call `label`."""
     shapes_of_all_stages, shapes = _shapes(net, image_shape)
     name_map = name_map_of(tensors) if layout is TORCH else OWN_NAMES
+    names = {TORCH.name_fn(p): TORCH.shape_fn(x.shape) for p, x in shapes_of_all_stages.items()}
+    expected = recognition.names_of(lambda name, gated=False: names.get(name))
     shape_fn = functools.partial(_shape_in_file, tensors, name_map)
-    file_nets = [] if _has_squeeze_and_excitation(tensors) else recognition.names_of(shape_fn)
-    names_of_net = recognition.names_of(_shape_fn(shapes_of_all_stages))
-    if file_nets and names_of_net and not set(file_nets) & set(names_of_net):
-        is_of, of_net = map(recognition.listed, (file_nets, names_of_net))
+    file_nets = recognition.names_of(shape_fn)
+    if file_nets and expected and not set(file_nets) & set(expected):
+        is_of, of_net = map(recognition.listed, (file_nets, expected))
         raise ValueError(f"{label} is {is_of}, not {of_net}")
     gated = any(".gate." in layout.name_fn(path) for path in shapes)
     sources_of_all_stages = {
@@ -176,7 +178,8 @@ def matched_variables(
             continue
         name, shape = " + ".join(source.names), layout.shape_fn(shapes[path].shape)
         array = source.value(tensors, shape)
-        if _without_leading_ones(array.shape) != _without_leading_ones(shape):
+        # Some files have leading axes of size 1, which others lack.
+        if _stripped(array.shape) != _stripped(shape):
             text = f"{name} {_text(array.shape)}, in the net {_text(shape)}"
             problems["shape"].append(text)
         elif not jnp.issubdtype(array.dtype, jnp.floating):
@@ -184,7 +187,8 @@ def matched_variables(
         else:
             dtypes[array.dtype.name] += 1
             value = layout.value_fn(array.reshape(shape))
-            variables[path] = _converted(value, shapes[path].dtype)
+            with np.errstate(over="ignore"):  # `finite_variables` reports infinities by name
+                variables[path] = np.array(value, shapes[path].dtype, order="C")
     return variables, dtypes, problems
 
 
@@ -228,20 +232,9 @@ def _shape_in_file(
     tensors: Mapping[str, np.ndarray], name_map: NameMap, name: str, *, gated: bool = False
 ) -> tuple[int, ...] | None:
     source = name_map.source(name, gated=gated)
-    if not all(name in tensors for name in source.names):
+    if any(name not in tensors for name in source.names):
         return None
     return source.value(tensors, ()).shape
-
-
-def _shape_fn(shapes: Mapping[tuple, Any]) -> recognition.ShapeFn:
-    """Returns the function that looks up the shape of a variable of a net by its PyTorch name."""
-    named = {TORCH.name_fn(path): TORCH.shape_fn(x.shape) for path, x in shapes.items()}
-    return lambda name, gated=False: named.get(name)
-
-
-def _has_squeeze_and_excitation(names: Iterable[str]) -> bool:
-    """Returns whether a net has all tensors of an EfficientNet-lite, and more."""
-    return any(".se." in name or "._se_" in name for name in names)
 
 
 def variable_shapes(net: nn.Module, image_shape: Sequence[int] | None = None) -> dict[tuple, Any]:
@@ -282,16 +275,8 @@ def _shapes(
     return of_all_stages, variables_of(net, struct(outputs[before].shape), **tokens)
 
 
-def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Removes leading axes of size 1 from a shape, which some files have and others lack."""
-    while len(shape) > 1 and shape[0] == 1:
-        shape = shape[1:]
-    return shape
-
-
-def _converted(array: np.ndarray, dtype: Any) -> np.ndarray:
-    with np.errstate(over="ignore"):  # `fit` reports infinities by name
-        return np.array(array, dtype, order="C")
+def _stripped(shape: Iterable[int]) -> list[int]:
+    return list(itertools.dropwhile(lambda size: size == 1, shape))
 
 
 def _some(items: Iterable[str]) -> str:

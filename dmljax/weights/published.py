@@ -19,16 +19,7 @@ from dmljax.weights.families import (
 )
 from dmljax.weights.names import NameMap
 
-_FAMILIES = (
-    resnet,
-    mobilenet,
-    efficientnet,
-    convnext,
-    googlenet,
-    dino,
-    clip,
-    unicom,
-)
+_FAMILIES = (resnet, mobilenet, efficientnet, convnext, googlenet, dino, clip, unicom)
 PUBLISHED: dict[str, Published] = {
     name: entry for family in _FAMILIES for name, entry in family.PUBLISHED.items()
 }
@@ -111,14 +102,6 @@ def explain(name: str) -> str:
 
 def _explained(name: str) -> str:
     entry = PUBLISHED[name]
-    lines = {
-        "net": f"--net={entry.net}",
-        "input": str(entry.preprocessing),
-        "trained on": entry.trained_on,
-        "license": str(entry.license),
-        "digest": entry.digest.replace(":", " begins with ") or "not published",
-        "file": f"about {entry.megabytes} MB, {' or '.join(entry.urls)}",
-        "get it": f"{get_command(name)}, or take a file that you have as {file_name(name)}",
-        "access": entry.access,
-    }
-    return "\n".join([name, *(f"  {key:10s}  {text}" for key, text in lines.items() if text)])
+    lines = entry._asdict() | {"url": " or ".join(entry.urls), "get it": get_command(name)}
+    lines["get it"] += f", or take a file that you have as {file_name(name)}"
+    return "\n".join([name, *(f"  {key:14s} {value}" for key, value in lines.items() if value)])

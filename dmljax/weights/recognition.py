@@ -94,6 +94,8 @@ def _resnet(shape: ShapeFn) -> dict[str, Any] | None:
 
 
 def _efficientnet(shape: ShapeFn) -> dict[str, Any] | None:
+    if shape("blocks.1.0.se.conv_reduce.weight"):
+        return None  # an EfficientNet, which has all tensors of a lite one
     repeats = tuple(_count(shape, f"blocks.{i}", "conv_dw.weight") for i in range(7))
     last = ("blocks.0.0.conv_pw", *(f"blocks.{i}.0.conv_pwl" for i in range(1, 7)))
     rows = _rows(shape, "conv_stem", *last, "conv_head")

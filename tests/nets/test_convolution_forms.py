@@ -51,19 +51,18 @@ def assert_forms_agree(impl, x, kernel, weights, atol, **options):
         )
 
 
-@pytest.mark.parametrize("impl", ["auto", "cpu"])
 @settings(deadline=None, max_examples=10)
 @given(
     st.integers(1, 5), st.integers(1, 3), st.integers(0, 2), st.integers(0, 6), st.integers(0, 4)
 )
-def test_values_and_gradients_are_those_of_xla(impl, size, strides, padding, extra_h, extra_w):
+def test_values_and_gradients_are_those_of_xla(size, strides, padding, extra_h, extra_w):
     rng = np.random.default_rng(size * 100 + strides * 10 + padding)
     h, w = (max(1, size - 2 * padding) + extra for extra in (extra_h, extra_w))
     x = rng.normal(size=(2, h, w, 3))
     kernel = rng.normal(size=(size, size, 3, 4))
     rows, columns = ((n + 2 * padding - size) // strides + 1 for n in (h, w))
     weights = rng.normal(size=(2, rows, columns, 4))
-    assert_forms_agree(impl, x, kernel, weights, 1e-4, strides=strides, padding=padding)
+    assert_forms_agree("auto", x, kernel, weights, 1e-4, strides=strides, padding=padding)
 
 
 @settings(deadline=None, max_examples=15)
@@ -89,28 +88,20 @@ def test_a_kernel_per_channel_is_the_same_convolution(size, strides, padding, ex
         )
 
 
-def test_a_kernel_per_channel_takes_no_convolution_of_xla_on_cpus():
-    x, kernel = jnp.ones((4, 8, 8, 6)), jnp.ones((3, 3, 1, 6))
-    step = jax.jit(jax.grad(lambda k: jnp.sum(conv(x, k, padding=1, groups=6) ** 2)))
-    for platform, count in (("cpu", 0), ("cuda", 2)):
-        text = step.trace(kernel).lower(lowering_platforms=(platform,)).as_text()
-        assert text.count("stablehlo.convolution") == count
-
-
 @pytest.mark.parametrize(
     ("impl", "platform", "convolutions"),
     [
         ("auto", "cpu", 0),
-        ("auto", "cuda", 1),
-        ("auto", "tpu", 1),
+        ("auto", "cuda", 2),
+        ("auto", "tpu", 2),
         ("cpu", "cuda", 0),
-        ("xla", "cpu", 1),
+        ("xla", "cpu", 2),
     ],
 )
 def test_impl_and_platform_choose_the_form(impl, platform, convolutions):
     x, kernel = jnp.ones((4, 8, 8, 6)), jnp.ones((3, 3, 1, 6))
-    traced = jax.jit(lambda x, k: conv(x, k, padding=1, groups=6, impl=impl)).trace(x, kernel)
-    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    gradient_fn = jax.grad(lambda k: jnp.sum(conv(x, k, padding=1, groups=6, impl=impl) ** 2))
+    text = jax.jit(gradient_fn).trace(kernel).lower(lowering_platforms=(platform,)).as_text()
     assert text.count("stablehlo.convolution") == convolutions
 
 
@@ -157,17 +148,6 @@ def test_unknown_forms_are_refused():
             run()
 
 
-def test_the_header_of_a_run_names_the_form():
-    authors = {
-        ("auto", "cpu"): "dmljax",
-        ("auto", "gpu"): "XLA",
-        ("cpu", "gpu"): "dmljax",
-        ("xla", "cpu"): "XLA",
-    }
-    for (impl, platform), author in authors.items():
-        assert forms.describe(impl, platform) == f"convolutions by {author} (impl='{impl}')"
-
-
 def run_python(code, **variables):
     return json.loads(python(code, **{"XLA_FLAGS": None} | variables).stdout)
 
@@ -178,13 +158,6 @@ from dmljax.nets.layers.convolution import conv
 x, kernel = jnp.ones((4, 8, 8, 32)), jnp.ones((3, 3, 32, 64))
 gradient = jax.jit(jax.grad(lambda k: jnp.sum(conv(x, k, padding=1) ** 2)))
 """
-
-
-def test_a_notebook_traces_the_same_program_as_the_command_line():
-    print_program = "import hashlib, json; text = gradient.lower(kernel).as_text()\n"
-    print_program += "print(json.dumps(hashlib.sha256(text.encode()).hexdigest()))"
-    tuned = "from dmljax import main\nmain.tune_cpu()\n"
-    assert run_python(STEP + print_program) == run_python(tuned + STEP + print_program)
 
 
 def test_the_command_line_compiles_convolutions_to_xlas_own_kernels():

@@ -77,8 +77,8 @@ def googlenet_blobs(aux=True):
     return {name: [fill(shape), fill(shape[0])] for name, shape in shapes.items()}
 
 
-def write_torch(tmp_path, tensors, name="file.pth", *, legacy=False):
-    (tmp_path / name).write_bytes(make.torch_file(tensors, legacy=legacy))
+def write_torch(tmp_path, tensors, name="file.pth"):
+    (tmp_path / name).write_bytes(make.torch_file(tensors, legacy=False))
     return tmp_path / name
 
 

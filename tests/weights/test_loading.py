@@ -28,11 +28,10 @@ from dmljax.weights.loading import fit
 CONVNEXT = {"name": "convnext_t", "width": 8, "blocks": (1, 1, 2, 1)}
 
 
-@pytest.mark.parametrize("legacy", [True, False])
-def test_a_resnet_gets_the_tensors_of_torchvision(tmp_path, legacy):
+def test_a_resnet_gets_the_tensors_of_torchvision(tmp_path):
     tensors = resnet_tensors()
     notes = []
-    path = write_torch(tmp_path, tensors, legacy=legacy)
+    path = write_torch(tmp_path, tensors)
     variables = weights.load(path, small_resnet(classes=10), report_fn=notes.append)
     assert notes == []
     params, stats = variables["params"], variables["batch_stats"]
@@ -116,12 +115,6 @@ def test_another_number_of_classes_is_refused_with_the_fix(tmp_path):
         weights.load(path, small_resnet(classes=10))
 
 
-def test_a_net_with_a_classifier_needs_one_in_the_file(tmp_path):
-    tensors = {n: a for n, a in resnet_tensors().items() if not n.startswith("fc.")}
-    with pytest.raises(ValueError, match=r"missing: fc.bias, fc.weight|fc.weight, fc.bias"):
-        weights.load(write_torch(tmp_path, tensors), small_resnet(classes=10))
-
-
 def test_other_architectures_are_named(tmp_path):
     caffe_file = tmp_path / "caffe"
     caffe_file.write_bytes(make.caffe(googlenet_blobs(), old=True))
@@ -200,23 +193,6 @@ def test_the_digest_in_a_name_is_checked(tmp_path):
         weights.load(named, small_resnet())
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "is empty"),
-        (b"<!DOCTYPE html>\n<html>404 Not Found</html>", "is a web page"),
-        (b"\x80\x02cposix\nsystem\nX\x04\0\0\0truetR.", "refers to posix.system. Nothing was run"),
-        (make.torch_file({"x": np.zeros(9, np.float32)}, legacy=True)[:-5], "cut short"),
-        (None, "is a folder"),
-    ],
-)
-def test_a_file_that_holds_no_weights_is_refused(tmp_path, data, message):
-    path = tmp_path / "file.pth"
-    path.mkdir() if data is None else path.write_bytes(data)
-    with pytest.raises((ValueError, OSError), match=message):
-        weights.load(path, small_resnet())
-
-
 def test_a_name_in_place_of_a_file_is_refused_with_the_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match="--fetch=resnet50"):
@@ -277,38 +253,6 @@ def test_bn_inception_with_leading_axes(tmp_path):
     var = variables["batch_stats"]["inception_3a_double_3x3_1_bn"]["var"]
     expected = tensors["inception_3a_double_3x3_1_bn.running_var"][0]
     np.testing.assert_array_equal(var, expected)
-
-
-def test_a_vit_gets_the_tensors_of_timm(tmp_path):
-    shapes = {
-        "cls_token": (1, 1, 8),
-        "pos_embed": (1, 5, 8),
-        "norm.weight": (8,),
-        "norm.bias": (8,),
-    }
-    shapes |= {"patch_embed.proj.weight": (8, 3, 16, 16), "patch_embed.proj.bias": (8,)}
-    for i in range(2):
-        for name, rows, columns in (
-            ("attn.qkv", 24, 8),
-            ("attn.proj", 8, 8),
-            ("mlp.fc1", 32, 8),
-            ("mlp.fc2", 8, 32),
-        ):
-            shapes[f"blocks.{i}.{name}.weight"] = (rows, columns)
-            shapes[f"blocks.{i}.{name}.bias"] = (rows,)
-        for name in ("norm1", "norm2"):
-            shapes |= {f"blocks.{i}.{name}.weight": (8,), f"blocks.{i}.{name}.bias": (8,)}
-    tensors = random_tensors(shapes)
-    (tmp_path / "vit.safetensors").write_bytes(safetensors.numpy.save(tensors))
-    net = nets.vit_s16(width=8, heads=2, depth=2, image_size=32)
-    variables = weights.load(tmp_path / "vit.safetensors", net)["params"]
-    np.testing.assert_array_equal(variables["pos_embed"], tensors["pos_embed"])
-    qkv = variables["blocks"]["1"]["attn"]["qkv"]["kernel"]
-    np.testing.assert_array_equal(qkv.T, tensors["blocks.1.attn.qkv.weight"])
-    assert count_values(variables) == sum(a.size for a in tensors.values())
-    wrong = r"pos_embed \[1 5 8\], in the net \[1 10 8\]"
-    with pytest.raises(ValueError, match=wrong):
-        weights.load(tmp_path / "vit.safetensors", net.clone(image_size=48))
 
 
 @pytest.mark.parametrize(

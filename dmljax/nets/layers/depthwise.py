@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from dmljax.nets.layers.gradients import interleaved
 from dmljax.nets.layers.impl import choose
 from dmljax.ops import Array
 
@@ -187,12 +188,7 @@ def _input_gradient(shape, kernel, g, strides, padding):
         ]
         return _sum(products) if products else jnp.zeros((*g.shape[:1], rows, columns, g.shape[3]))
 
-    if strides == 1:
-        full = remainder(0, 0)
-    else:
-        maps = [[remainder(r, s) for s in range(strides)] for r in range(strides)]
-        full = jnp.stack([jnp.stack(row, axis=3) for row in maps], axis=2)
-        full = full.reshape(shape[0], rows * strides, columns * strides, shape[3])
+    full = interleaved(remainder, strides)
     return _window(full, padding, padding, *shape[1:3])
 
 

@@ -3,7 +3,7 @@
 They are exact: the same sums as XLA's own gradients, in another order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,31 +16,13 @@ _Paddings = tuple[int, int]  # of rows and of columns, the same before and after
 def kernel_gradient(
     x: jax.Array, shape: Sequence[int], g: jax.Array, strides: int, paddings: _Paddings
 ) -> jax.Array:
-    """Computes the gradient of a kernel of this shape from the gradient `g` of the result."""
-    if tuple(shape[:2]) == (1, 1):
-        return _product_over_pixels(x, shape, g, strides, paddings)
-    return _kernel_gradient(_batch_last(x), shape, g, strides, paddings)
-
-
-def _product_over_pixels(x, shape, g, strides, paddings):
-    """Computes the gradient of a 1x1 kernel as one matrix product over all pixels."""
-    *_, i, o = shape
-    x = jnp.pad(x, ((0, 0), *((p, p) for p in paddings), (0, 0)))
-    rows, columns = (strides * (n - 1) + 1 for n in g.shape[1:3])
-    pixels = over_devices(x[:, :rows:strides, :columns:strides].reshape(-1, i), batch=x.shape[0])
-    g = over_devices(g.reshape(-1, o), batch=x.shape[0])
-    # XLA transposes the first factor in memory, so the narrower one comes first.
-    total = (g.T @ pixels).T if o < i else pixels.T @ g
-    return total.reshape(tuple(shape))
-
-
-def _kernel_gradient(
-    x: jax.Array, shape: Sequence[int], g: jax.Array, strides: int, paddings: _Paddings
-) -> jax.Array:
-    """Computes `kernel_gradient` of a feature map whose last axis is the batch, `x [i h w b]`.
+    """Computes the gradient of a kernel of this shape from the gradient `g` of the result.
 
     It is the convolution of the feature map by `g`, in which the images take the place of channels.
     """
+    if tuple(shape[:2]) == (1, 1):
+        return _product_over_pixels(x, shape, g, strides, paddings)
+    x = _batch_last(x)  # [i h w b]
     spans = [strides * (n - 1) + 1 for n in g.shape[1:3]]
     padding = [
         (p, taps + span - size - p - 1)
@@ -55,6 +37,18 @@ def _kernel_gradient(
         dimension_numbers=("NHWC", "IHWO", "NHWC"),
     )
     return jnp.moveaxis(total, 0, 2)
+
+
+def _product_over_pixels(x, shape, g, strides, paddings):
+    """Computes the gradient of a 1x1 kernel as one matrix product over all pixels."""
+    *_, i, o = shape
+    x = jnp.pad(x, ((0, 0), *((p, p) for p in paddings), (0, 0)))
+    rows, columns = (strides * (n - 1) + 1 for n in g.shape[1:3])
+    pixels = over_devices(x[:, :rows:strides, :columns:strides].reshape(-1, i), batch=x.shape[0])
+    g = over_devices(g.reshape(-1, o), batch=x.shape[0])
+    # XLA transposes the first factor in memory, so the narrower one comes first.
+    total = (g.T @ pixels).T if o < i else pixels.T @ g
+    return total.reshape(tuple(shape))
 
 
 def _batch_last(x: jax.Array) -> jax.Array:
@@ -103,10 +97,15 @@ def input_gradient(
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
 
+    return interleaved(pixels, strides)[:, :h, :w]
+
+
+def interleaved(pixels_fn: Callable, strides: int) -> jax.Array:
+    """Joins maps `[b h w c]`: pixel (s m + r, s n + q) is pixel (m, n) of `pixels_fn(r, q)`, where
+    s = `strides`.
+    """
     if strides == 1:
-        return pixels(0, 0)
-    rows = [
-        jnp.stack([pixels(y, x) for x in range(strides)], axis=3).reshape(b, sides[0], -1, i)
-        for y in range(strides)
-    ]
-    return jnp.stack(rows, axis=2).reshape(b, sides[0] * strides, -1, i)[:, :h, :w]
+        return pixels_fn(0, 0)
+    rows = [jnp.stack([pixels_fn(r, q) for q in range(strides)], axis=3) for r in range(strides)]
+    b, h, w, _, c = rows[0].shape
+    return jnp.stack(rows, axis=2).reshape(b, h * strides, w * strides, c)

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dmljax import ops
+from dmljax.nets.layers.gradients import interleaved
 from dmljax.nets.layers.impl import check, choose, is_portable
 from dmljax.ops import Array
 
@@ -190,10 +191,6 @@ def _spread(shape, argmax, g, size, strides, padding):
             total += jnp.pad(hit, ((0, 0), *pads, (0, 0)))
         return total
 
-    rows = [
-        jnp.stack([pixels(y, x) for x in range(strides)], axis=3).reshape(b, counts[0], -1, c)
-        for y in range(strides)
-    ]
-    spread = jnp.stack(rows, axis=2).reshape(b, counts[0] * strides, -1, c)
+    spread = interleaved(pixels, strides)
     (top, _), (left, _) = padding
     return spread[:, top : top + h, left : left + w]
