@@ -94,8 +94,8 @@ CASES = {
         map_shape=(8, 8, 8),
     ),
     "vit": Case(functools.partial(ViT, **VIT), size=32),
-    "lecun": Case(nets.lecun, "small:Lecun", {}, size=32, channels=1),
-    "convnet": Case(nets.convnet, "small:ConvNet", {}, size=32),
+    "lecun": Case(nets.lecun, size=32, channels=1),
+    "convnet": Case(nets.convnet, size=32),
 }
 REFERENCED = [name for name in CASES if CASES[name].reference]
 NORMED = [name for name in CASES if name not in ("googlenet", "convnext", "vit", "lecun")]

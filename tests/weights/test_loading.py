@@ -341,22 +341,6 @@ def test_a_net_that_is_only_like_a_published_one_is_not_taken_for_it():
             fit("x.pth", other, nets.resnet101(), weights.names.TORCH, print)
 
 
-def in_other_names(folder, tensors, renamed, net):
-    """What `net` gets from a file, and from the same file with other names; `classes=None`."""
-    loaded = []
-    for i, named in enumerate((tensors, renamed)):
-        assert len(named) == len(tensors)
-        path = folder / f"{i}.safetensors"
-        path.write_bytes(safetensors.numpy.save(named))
-        loaded.append(weights.load(path, net))
-    notes = []
-    weights.load(path, net.clone(classes=None), report_fn=notes.append)
-    assert len(notes) == 1 and "classifiers left out" in notes[0]
-    assert weights.names.classifier_size(renamed) == net.classes
-    jax.tree.map(np.testing.assert_array_equal, *loaded)
-    return path
-
-
 def filled(name, **keywords):
     shapes = {n: x.shape for n, x in described(name, **keywords).items()}
     return random_tensors(shapes)
@@ -383,39 +367,15 @@ def test_convnext_is_read_with_the_names_of_its_authors(tmp_path):
 
     renamed = {original(name): x for name, x in tensors.items()}
     assert {"downsample_layers.3.1.bias", "stages.1.1.pwconv2.weight", "norm.bias"} < set(renamed)
-    path = in_other_names(tmp_path, tensors, renamed, nets.convnext_t(**keywords))
+    net, loaded = nets.convnext_t(**keywords), []
+    for i, named in enumerate((tensors, renamed)):
+        path = tmp_path / f"{i}.safetensors"
+        path.write_bytes(safetensors.numpy.save(named))
+        loaded.append(weights.load(path, net))
+    jax.tree.map(np.testing.assert_array_equal, *loaded)
+    assert weights.names.classifier_size(renamed) == 10
     with pytest.raises(ValueError, match=r"does not fit the net: it looks like a convnext\. miss"):
         weights.load(path, nets.googlenet())
-
-
-def test_mobilenet_is_read_with_the_names_of_timm(tmp_path):
-    """Its names are among those of timm's EfficientNet-lite1."""
-    keywords = {"multiplier": 0.25, "classes": 10}
-    tensors, number = filled("mobilenet_v2", **keywords), 1
-    names = {"features.0.0": "conv_stem", "features.0.1": "bn1"}
-    names |= {"features.18.0": "conv_head", "features.18.1": "bn2", "classifier.1": "classifier"}
-    for stage, count in enumerate((1, 2, 3, 4, 3, 3, 1)):
-        for i in range(count):
-            parts = ("conv_pw", "bn1", "conv_dw", "bn2", "conv_pwl", "bn3")
-            ours = ("0.0", "0.1", "1.0", "1.1", "2", "3")
-            if stage == 0:
-                parts, ours = ("conv_dw", "bn1", "conv_pw", "bn2"), ("0.0", "0.1", "1", "2")
-            for part, our in zip(parts, ours, strict=True):
-                names[f"features.{number}.conv.{our}"] = f"blocks.{stage}.{i}.{part}"
-            number += 1
-    renamed = {}
-    for name, x in tensors.items():
-        module, _, leaf = name.rpartition(".")
-        renamed[f"{names[module]}.{leaf}"] = x
-    path = in_other_names(tmp_path, tensors, renamed, nets.mobilenet_v2(**keywords))
-    with pytest.raises(ValueError, match=r"the net: it looks like a mobilenet_v2\. missing"):
-        weights.load(path, nets.googlenet())
-    full = described("mobilenet_v2").items()
-    full = {".".join((names[n.rpartition(".")[0]], n.rpartition(".")[2])): x for n, x in full}
-    for name in ("efficientnet_lite0", "efficientnet_lite1"):
-        assert not weights.loading.name_map_of(described(name)).marks
-        with pytest.raises(ValueError, match=f"x is a mobilenet_v2, not an {name}$"):
-            fit("x", full, getattr(nets, name)(), weights.names.TORCH, print)
 
 
 def test_a_net_is_loaded_where_jax_computes_in_float64(tmp_path):

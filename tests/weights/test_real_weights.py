@@ -2,17 +2,14 @@
 
 import functools
 import importlib
-import os
 import pathlib
 
 import jax
 import numpy as np
 import pytest
-from PIL import Image
 
 from dmljax import nets, weights
 from dmljax.config import registry
-from dmljax.data import transforms
 from dmljax.weights import preprocessing
 
 
@@ -20,13 +17,6 @@ def _installed(name):
     if name not in weights.installed():
         pytest.skip(f"{weights.PUBLISHED[name].package} is not installed")
     return weights.installed()[name]
-
-
-def _data(name):
-    folder = pathlib.Path(os.environ.get("DMLJAX_DATA", "/nowhere"))
-    if not (folder / name).exists():
-        pytest.skip(f"DMLJAX_DATA names no folder with {name}")
-    return folder / name
 
 
 @functools.cache
@@ -56,26 +46,6 @@ def test_real_mobilenet_classifies_as_in_torch(monkeypatch):
     np.testing.assert_allclose(outputs, expected, atol=1e-4)
 
 
-@pytest.mark.slow
-def test_real_mobilenet_retrieves_unseen_characters():
-    with np.load(_data("omniglot8.npz")) as data:
-        test = data["class_is_test"][data["labels"]]
-        images, labels = data["images"][test], data["labels"][test]
-    embed, outputs = _embedder("pooled"), []
-    for start in range(0, len(images), 40):
-        # Dark ink on white, as in photographs; white on black, it is 0.59.
-        resize = transforms.resize_shorter_side(size=224)
-        ink = [resize(255 - i[:, :, None], None) for i in images[start:][:40]]
-        outputs.append(embed(preprocessing.imagenet(np.stack(ink).repeat(3, axis=3))))
-    x = np.concatenate(outputs)
-    x = x / np.linalg.norm(x, axis=1, keepdims=True)
-    similarities = x @ x.T
-    np.fill_diagonal(similarities, -np.inf)
-    r1 = float(np.mean(labels[similarities.argmax(axis=1)] == labels))
-    print("images", len(x), "R@1", r1)
-    assert abs(r1 - 0.64) < 0.01
-
-
 # Of efficientnet_lite_pytorch 0.1.0 with these weights: the first logits and the largest one.
 LOGITS = {
     "efficientnet_lite0": ([[-1.1832, 0.5743, 0.2643], [-1.3579, 0.6004, 0.5120]], 701, 3.6187),
@@ -96,20 +66,3 @@ def test_real_efficientnets_give_the_logits_of_their_code(name):
     np.testing.assert_allclose(logits[:, :3], first, atol=2e-4)
     assert logits.argmax(axis=1).tolist() == [best, best]
     assert logits.max() == pytest.approx(largest, abs=2e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["mobilenet_v2", "efficientnet_lite0"])
-def test_real_nets_know_fruit(name):
-    """Photographs of classes that ImageNet has, by the published preprocessing."""
-    folder, published = _data("groceries40"), weights.PUBLISHED[name].preprocessing
-    transform_fn = registry.resolve("transform", published.transform)
-    normalize_fn = registry.resolve("normalization", published.normalize)
-    right = []
-    for kind, label in {"lemon": 951, "orange": 950, "pineapple": 953, "zucchini": 939}.items():
-        paths = sorted((folder / kind).iterdir())[:10]
-        images = np.stack([transform_fn(np.asarray(Image.open(path)), None) for path in paths])
-        logits = _embedder("logits", name)(normalize_fn(images))
-        right += (np.asarray(logits).argmax(axis=1) == label).tolist()
-    print(name, "top-1", np.mean(right))
-    assert np.mean(right) > 0.6
