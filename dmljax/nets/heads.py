@@ -42,8 +42,7 @@ class Head(nn.Module, kw_only=True):
       is pooled already.
     * `classes`: number of classes of the classifier; None leaves it out.
     * `neck`: the classifier reads the features after a batch norm (Luo et al., CVPR Workshops
-      2019). It has no bias, so that the classes stay around the origin. `frozen` makes it use its
-      running statistics.
+      2019). It has no bias, so that the classes stay around the origin.
 
     The parameters are called red, bottleneck and fc, as in the code of Seidenschwarz et al. (ICML
     2021).
@@ -54,7 +53,6 @@ class Head(nn.Module, kw_only=True):
     pool_fn: Callable | None = global_mean
     classes: int | None = None
     neck: bool = False
-    frozen: bool = False
     dtype: Any = None
 
     @nn.compact
@@ -78,7 +76,6 @@ class Head(nn.Module, kw_only=True):
             features,
             classes=self.classes,
             neck=self.neck,
-            frozen=self.frozen,
             dtype=self.dtype,
             train=train,
             where=where,
@@ -91,7 +88,6 @@ def classify(
     *,
     classes: int | None,
     neck: bool,
-    frozen: bool = False,
     dtype: Any = None,
     train: bool,
     where: Bool[Array, "b"] | None = None,
@@ -109,7 +105,7 @@ def classify(
     if neck:
         # Without a mask, a batch of one row would be an error.
         where = jnp.ones(len(features), bool) if where is None else where
-        norm = BatchNorm(frozen=frozen, use_bias=False, name="bottleneck")
+        norm = BatchNorm(use_bias=False, name="bottleneck")
         features = outputs["neck"] = norm(features, train=train, where=where)
     if classes is not None:
         # After a neck the classifier has no bias: its hyperplanes go through the origin.

@@ -5,6 +5,7 @@ the mean and log variance of z_V, the variation within a class. The decoder maps
 to f. (Lin et al., ECCV 2018.)
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ __all__ = [
 
 SHARED_NORM = ("norm",)
 NESTED_NORMS = ("norm", "norm_mean", "norm_log_variance")
+_NORM = functools.partial(BatchNorm, momentum=0.01, epsilon=1e-3)
 
 
 class VariationalHeads(nn.Module, kw_only=True):
@@ -39,15 +41,11 @@ class VariationalHeads(nn.Module, kw_only=True):
     * `norms`: the names of the batch norms. The paper has none; `SHARED_NORM` is one before all
       three layers; `NESTED_NORMS` adds one before the mean and one before the log variance, as
       published code for 128 dimensions does.
-    * `momentum`, `epsilon`, `frozen`: of the batch norms, as in `layers.BatchNorm`.
     """
 
     features: int = 512
     variational: bool = True
     norms: tuple[str, ...] = ()
-    momentum: float = 0.01
-    epsilon: float = 1e-3
-    frozen: bool = False
     dtype: Any = None
 
     @nn.compact
@@ -56,11 +54,7 @@ class VariationalHeads(nn.Module, kw_only=True):
             raise ValueError(f"norms can be {', '.join(NESTED_NORMS)}, not {unknown[0]!r}")
 
         def norm(x, name):
-            if name not in self.norms:
-                return x
-            return BatchNorm(
-                momentum=self.momentum, epsilon=self.epsilon, frozen=self.frozen, name=name
-            )(x, train=train)
+            return _NORM(name=name)(x, train=train) if name in self.norms else x
 
         x = norm(ops.widen(features), "norm")
         outputs: dict[str, Array] = {}
@@ -103,24 +97,17 @@ class VariationalDecoder(nn.Module, kw_only=True):
     * `features`: width of the features. `hidden`: width between the layers.
     * `norm=True` adds a batch norm after the activation, as the published code does, which has
       `activation_fn=jax.nn.relu`.
-    * `momentum`, `epsilon`, `frozen`: of the batch norm, as in `layers.BatchNorm`.
     """
 
     features: int = 1024
     hidden: int = 512
     activation_fn: Callable = jnp.tanh
     norm: bool = False
-    momentum: float = 0.01
-    epsilon: float = 1e-3
-    frozen: bool = False
     dtype: Any = None
 
     @nn.compact
     def __call__(self, z: Float[Array, "*t b d"], *, train: bool) -> Float[Array, "*t b c"]:
         x = self.activation_fn(glorot_dense(self.hidden, dtype=self.dtype, name="fc1")(z))
         if self.norm:
-            norm = BatchNorm(
-                momentum=self.momentum, epsilon=self.epsilon, frozen=self.frozen, name="norm"
-            )
-            x = norm(x, train=train)
+            x = _NORM(name="norm")(x, train=train)
         return ops.widen(glorot_dense(self.features, dtype=self.dtype, name="fc2")(x))
