@@ -124,7 +124,6 @@ def test_a_config_trains_two_steps_and_is_evaluated(file, root_of, tmp_path):
     assert ("NMI" in scores) == (config["evaluate"]["clustering"] is not None)
     saved_config = json.loads((tmp_path / "config.json").read_text())
     assert build(saved_config).config == saved_config
-    assert not list(config_files.differences(saved_config, build(config).config))
 
 
 @each_config

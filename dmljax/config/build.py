@@ -99,10 +99,11 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
     check_chunks(trained, shapes, jax.eval_shape(example), chunk=options.chunk)
     scores.check_evaluation(options.evaluate, data, trained)
     metrics = scores.metrics_of(options.evaluate)
+    selection = scores.selection_of(options, metrics)
     return Run(
         config=fields.with_normalization(config, backbone.normalization),
         options=options,
-        selection=scores.selection_of(options, metrics),
+        selection=selection,
         metrics=metrics,
         data_digest=data.digest,
         train=data.train,

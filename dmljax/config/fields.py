@@ -11,7 +11,7 @@ from collections import abc
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from dmljax.hints import check_known
+from dmljax.hints import hint
 from dmljax.train.options import (
     SECTIONS,
     Options,
@@ -83,7 +83,8 @@ def _complete(values: Any, section: type, path: str) -> dict[str, Any]:
     title, fields = path or "the config", fields_of(section)
     if not isinstance(values, dict):
         raise TypeError(f"{title} has the fields {', '.join(fields)}, so it cannot be {values!r}")
-    check_known(f"{title} has no field", sorted(values), fields)
+    if unknown := sorted(set(values) - set(fields)):
+        raise ValueError(f"{title} has no field {unknown[0]!r}{hint(unknown[0], fields)}")
     values = plain(defaults_of(section)) | values
     if missing := [name for name in fields if name not in values]:
         meaning = fields[missing[0]].metadata["meaning"]
@@ -105,13 +106,14 @@ def _value(value: Any, field: dataclasses.Field, path: str) -> Any:
         value = {} if value is True else named(value)
         if isinstance(value, dict):  # without a name, the first setting that has its fields
             fitting = [
-                name for name in settings if {*value} <= {"name", *fields_of(settings[name])}
+                k for k, setting in settings.items() if {*value} <= {"name", *fields_of(setting)}
             ]
             value = {"name": [*fitting, *settings][0], **value}
         check("", {path: value}, {path: Spec})
-        if "" not in settings:  # the name of a `Start` is a folder
-            check_known(f"{path} has no setting", [str(value["name"])], settings)
-        return _complete(value, settings.get(value["name"], settings.get("")), path)
+        kind = value["name"] if "" not in settings else ""  # the name of a `Start` is a folder
+        if kind not in settings:
+            raise ValueError(f"{path} has no setting {kind!r}{hint(kind, settings)}")
+        return _complete(value, settings[kind], path)
     check("", {path: value}, {path: field.type})
     for item in value if isinstance(value, list) else [value]:
         fits = not isinstance(item, str) or item in rule.get("choices", (item,))

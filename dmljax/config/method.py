@@ -19,7 +19,6 @@ from dmljax.data.features import Cache
 from dmljax.data.transforms import transform as transform_lib
 from dmljax.files import reading
 from dmljax.files import result as results
-from dmljax.files.run_folder import RunFolder
 from dmljax.methods import assemble
 from dmljax.methods.base import Method, RandomMiner
 from dmljax.nets import layers
@@ -248,8 +247,10 @@ def transform_of(chosen: Spec) -> transform_lib.Transform:
 
 def config_of(folder: str | os.PathLike) -> dict[str, Any] | None:
     """Returns the completed config of the run in a folder; None if it holds no run any more."""
-    folder = reading.chosen_run(pathlib.Path(folder).expanduser())
-    return reading.config_of_run(folder) if RunFolder(folder).config.is_file() else None
+    try:
+        return reading.config_of_run(reading.chosen_run(pathlib.Path(folder).expanduser()))
+    except FileNotFoundError:
+        return None
 
 
 def first_weights(folder: str | None, weights: str | None) -> str | None:
