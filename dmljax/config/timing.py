@@ -17,7 +17,6 @@ from dmljax.data.sampling import sampler as samplers
 from dmljax.train import optimizers
 from dmljax.train.options import Length, Options, Spec
 
-_MOST_STEPS = 100_000_000  # of a run; the epochs of more would take minutes to count
 # epochs -> the step after which that many epochs of the sampler have ended
 EpochEnd = Callable[[float], float]
 _GROUP_FIELDS: dict[str, Any] = {
@@ -51,8 +50,6 @@ def timing_of(
     batch_size = len(sampler(groups, seed=options.seed, step=0))
     epoch_end = samplers.epoch_end_fn(sampler, epoch_labels, seed=options.seed)
     total = steps(options.steps, epoch_end=epoch_end, field="steps")
-    if total > _MOST_STEPS:
-        raise ValueError(f"steps={options.steps!r}: a run has at most {_MOST_STEPS:,} steps")
     at = functools.partial(every, epoch_end=epoch_end, total=total)
     # Without an interval, once after the last step; a run may have no step.
     interval = max(total, 1) if options.evaluate.every is None else options.evaluate.every

@@ -1,7 +1,6 @@
 """A module outside of dmljax with one function of every kind that a user can add."""
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -110,10 +109,6 @@ def my_metric(ranks, *, best: int = 2):
 
 def my_clustering_metric(labels, assignment) -> float:
     return len(np.unique(assignment)) / len(np.unique(labels))
-
-
-def my_reduction(entries, where):
-    return jnp.sum(jax.numpy.where(where, entries, 0))
 
 
 def my_embedding_metric(embeddings, labels, *, power: float = 1.0) -> float:

@@ -15,7 +15,7 @@ from dmljax.train import initial_state, options
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "make_fields.py"
 make_fields = load_module(PAGE)
-SIZED = ["folder", "abe", "dvml", "graph", "multi_similarity", "proxy_anchor", "tinyimagenet"]
+SIZED = ["folder", "abe", "multi_similarity"]
 
 
 def test_the_page_has_the_present_fields():
@@ -84,9 +84,8 @@ def test_a_config_with_a_size_is_the_config_with_two():
     assert fields.config_digest(fields.complete(both)) == fields.config_digest(
         fields.complete(config)
     )
-    config["transform"] = "unchanged"
     with pytest.raises(TypeError, match="unchanged has no argument 'size'"):
-        build(config | {"dataset": "glyphs", "net": {"name": "convnet"}})
+        registry.options_of(fields.complete(config | {"transform": "unchanged"}))
 
 
 def test_the_evaluation_at_a_small_size_sees_the_border_of_a_photograph(tmp_path):

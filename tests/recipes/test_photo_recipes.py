@@ -70,25 +70,19 @@ def test_the_ladder_goes_from_the_head_to_all_layers_and_their_average(backbone)
         names = [step["name"] for step in config["ladder"]]
         assert names == ["head", "all", "mix"] and config["held_out"]["fraction"] == 0.2
         head, all_, mix = config["ladder"]
-        assert (head["trained"], head["features"], head["select"]) == (
+        assert [head[x] for x in ("trained", "features", "select")] == [
             "last",
             "cached",
             "val/MAP@R",
-        )
+        ]
         assert len(head["rates"]) == 3 and "shares" in mix and "trained" not in all_
     assert recipes.sop()["dataset"] == "sop" and recipes.inshop()["dataset"] == "inshop"
 
 
 def test_nets_of_convolutions_train_on_smaller_images(backbone):
-    sizes = {
-        net: [
-            recipes.folder(train="all", net=net)[k]["size"] for k in ("transform", "eval_transform")
-        ]
-        for net in ("mobilenet_v2", "dinov2_s14", "convnext_t")
-    }
-    assert sizes["mobilenet_v2"] == [160, 224]
-    assert sizes["dinov2_s14"][0] == sizes["dinov2_s14"][1]
-    assert sizes["convnext_t"][0] < sizes["convnext_t"][1]
+    for net, size in {"mobilenet_v2": 160, "dinov2_s14": 224, "convnext_t": 160}.items():
+        config = recipes.folder(train="all", net=net)
+        assert (config["transform"]["size"], config["eval_transform"]["size"]) == (size, 224)
 
 
 def test_steps_of_a_ladder_need_a_backbone(monkeypatch):
@@ -102,7 +96,7 @@ def test_an_unknown_loss_of_a_recipe_is_refused():
         recipes.folder(loss="proxies")
 
 
-@pytest.mark.parametrize("loss", ["triplet", "circle", "proxy_nca_pp", "arcface"])
+@pytest.mark.parametrize("loss", ["circle", "arcface"])
 def test_losses_of_a_recipe_run_with_its_method(loss):
     run = build(recipes.glyphs(loss=loss))
     batch = {

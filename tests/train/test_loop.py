@@ -148,7 +148,6 @@ def test_load_embeds_images(finished):
         ({"loss": {"name": "triplet", "margn": 1}}, "no argument 'margn': did you mean 'margin'"),
         ({"net": {"name": "resnet5"}}, "did you mean 'resnet50'"),
         ({"steps": "six"}, "steps='six' is not a duration"),
-        ({"steps": 10**30}, "steps=10*: a run has at most 100,000,000 steps"),
         ({"evaluate": {"every": "abc"}}, "evaluate.every='abc' is not a duration"),
         ({"checkpoint": {"every": "1 week"}}, "checkpoint.every='1 week' is not a duration"),
         ({"schedule": {"name": "cosine", "warmup": "x"}}, "schedule.warmup='x' is not a duration"),
