@@ -187,23 +187,21 @@ def _input_note(options: Options) -> str:
     Size, filter, and crop or squash are compared, where the file is known.
     """
     weights, transform = options.net.get("weights"), options.eval_transform
-    if weights is None or not os.path.isfile(weights) or transform["name"] not in _COMPARED:
+    published = expected_preprocessing(weights) if weights and os.path.isfile(weights) else None
+    if published is None or transform["name"] not in _COMPARED:
         return ""
-    if (published := expected_preprocessing(weights)) is None:
-        return ""
-    size = published.transform["size"]
-    actual_size = with_defaults(transform)["size"]
-    if abs(actual_size - size) <= _SIZE_TOLERANCE:
-        size = actual_size
+    spec = {k: v for k, v in published.transform.items() if k != "scaled_decode"}
+    size = with_defaults(transform)["size"]
+    size = size if abs(size - spec["size"]) <= _SIZE_TOLERANCE else spec["size"]
+    shown = ("name", "size", "shorter", "filter")
     actual, expected = (
-        transform_of(chosen("eval_transform", {**spec, "scaled_decode": False}))
-        for spec in (transform, {**published.transform, "size": size})
+        transform_of(chosen("eval_transform", {k: v for k, v in x.items() if k in shown}))
+        for x in (with_defaults(transform), {"filter": "bilinear", **spec, "size": size})
     )
     if actual.operations == expected.operations:
         return ""
-    spec = {k: v for k, v in published.transform.items() if k != "scaled_decode"}
     return (
-        f"{os.path.basename(weights)} was trained for {expected.title}, and this run evaluates "
+        f"{os.path.basename(str(weights))} was trained for {expected.title}, and this run evaluates "
         f'with {actual.title}. To prepare images as for the weights: --config.eval_transform="'
         f'{spec}"'
     )

@@ -118,8 +118,8 @@ def table(kind: str) -> Mapping[str, Callable]:
     functions: dict[str, Any] = {}
     for name in rule.modules.split():
         module = importlib.import_module(name if name == "jax.nn" else f"dmljax.{name}")
-        names = [name for name in rule.only.split() if hasattr(module, name)] or module.__all__
-        functions |= {name: getattr(module, name) for name in names}
+        exported = [x for x in rule.only.split() if hasattr(module, x)] or module.__all__
+        functions |= {x: getattr(module, x) for x in exported}
     kinds = (type, functools.partial, types.FunctionType)
     return {
         name: function
@@ -173,7 +173,7 @@ def resolve(
         if key in ARGUMENTS and isinstance(value, str | Mapping):
             argument = resolve(key, value)
             keywords[key] = argument if argument.keywords else argument.func
-        elif kind in _STEPPED and _names_a_function(value):
+        elif kind in _STEPPED and ("name" if isinstance(value, Mapping) else ":") in str(value):
             schedules[key] = resolve("value", keywords.pop(key))
     annotations = {n: p.annotation for n, p in parameters.items() if p.annotation is not p.empty}
     check(name, keywords, annotations)
@@ -196,11 +196,6 @@ def _function(name: str, kind: str) -> Callable:
             "A function of your own is written as 'my_package.my_module:my_function'"
         )
     return functions[name]
-
-
-def _names_a_function(value: Any) -> bool:
-    """Tells whether the value of a number in a config is a function of the step instead."""
-    return "name" in value if isinstance(value, Mapping) else ":" in str(value)
 
 
 def _scheduled(function: Callable, schedule_fns: Mapping[str, Callable]) -> Callable:
