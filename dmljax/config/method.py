@@ -200,10 +200,10 @@ def _input_note(options: Options) -> str:
     )
     if actual.operations == expected.operations:
         return ""
+    name = os.path.basename(str(weights))
     return (
-        f"{os.path.basename(str(weights))} was trained for {expected.title}, and this run evaluates "
-        f'with {actual.title}. To prepare images as for the weights: --config.eval_transform="'
-        f'{spec}"'
+        f"{name} was trained for {expected.title}, and this run evaluates with {actual.title}. "
+        f'To prepare images as for the weights: --config.eval_transform="{spec}"'
     )
 
 

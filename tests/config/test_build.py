@@ -78,13 +78,6 @@ def test_metrics_are_chosen_by_name(tmp_path):
         build(tiny(tmp_path, evaluate={"metrics": ["xyz"]}))
 
 
-def test_classes_that_do_not_exist_are_refused_with_the_flag(tmp_path):
-    sampler = {"name": "class_chunks", "classes": 16, "per_class": 4}
-    message = r"16 classes.* 4: set --config\.sampler\.classes=4$"
-    with pytest.raises(ValueError, match=message):
-        build(tiny(tmp_path, sampler=sampler))
-
-
 def _ends(sample_fn, labels, **options):
     return samplers.epoch_end_fn(samplers.bind(sample_fn, **options), labels, seed=0)
 
@@ -149,15 +142,3 @@ def test_a_run_without_an_interval_saves_each_fifth_of_its_steps(tmp_path):
     assert list(build(tiny(tmp_path, steps=0, **no_interval)).checkpoint_steps) == []
     one = build(tiny(tmp_path, steps=60, **no_interval | {"evaluate": {"every": 30}}))
     assert list(one.checkpoint_steps) == [30, 60]
-
-
-def test_a_length_in_epochs_of_class_balanced_is_a_multiple_of_its_epoch(tmp_path):
-    run = build(tiny(tmp_path, steps="2.5 epochs"))
-    assert run.steps == round(2.5 * (32 // 8))
-
-
-def test_class_balanced_takes_all_classes_and_the_note_says_so(tmp_path):
-    sampler = {"name": "class_balanced", "classes": 30, "per_class": 2}
-    run = build(tiny(tmp_path, sampler=sampler))
-    assert run.batch_size == 4 * 2
-    assert run.sampler_note.startswith("a batch has all 4 classes instead of 30; ")
