@@ -1,7 +1,7 @@
 """`Index`: the public methods of every store, and the private ones that a store implements.
 
-The public methods check their input and express a call as one read or one change of the store. `T`
-is the handle of a transaction of the store: a connection, a cursor.
+The public methods check their input and run a call in one transaction of the store. What the two
+databases have in common is SQL here; the handle of a transaction is a connection, or a cursor.
 """
 
 from __future__ import annotations
@@ -11,22 +11,20 @@ import contextlib
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dmljax.hints import hint
 from dmljax.index import filters, inputs
-from dmljax.index.errors import DuplicateId, InvalidInput, UnknownId
-from dmljax.index.filters import Condition
+from dmljax.index.errors import Damaged, DuplicateId, InvalidInput, UnknownId
+from dmljax.index.filters import Condition, Dialect
 from dmljax.index.inputs import Settings
 from dmljax.index.nearest import SIMILARITIES
 
-T = TypeVar("T")
-R = TypeVar("R")
-
+_ITEMS = "update {settings} set items = items + ?"
 _of_thread = threading.local()
 
 
@@ -79,7 +77,7 @@ class State(NamedTuple):
     items: int
 
 
-class Index(abc.ABC, Generic[T]):
+class Index(abc.ABC):
     """Vectors with ids and metadata, compared exactly by cosine or by Euclidean distance.
 
     A call either happens completely or changes nothing, and when it returns, its changes survive a
@@ -90,6 +88,7 @@ class Index(abc.ABC, Generic[T]):
     model: str
     dimension: int
     similarity: str  # a name in `nearest.SIMILARITIES`
+    _dialect: Dialect
 
     def __init__(self, place: str, generation: int, *, write: bool):
         """Sets the place, a path or an address without a password, and the generation from 1."""
@@ -120,7 +119,8 @@ class Index(abc.ABC, Generic[T]):
         )
         texts = inputs.check_metadata(metadata, len(ids))
 
-        def change(transaction: T) -> int:
+        noted = [file or (None, None) for file in files or [None] * len(ids)]
+        with self._transaction(write=True) as transaction:
             existing = self._existing(transaction, ids)
             if existing and not replace:
                 raise DuplicateId(
@@ -129,46 +129,48 @@ class Index(abc.ABC, Generic[T]):
                 )
             if existing:
                 self._remove(transaction, existing)
-            noted = [file or (None, None) for file in files or [None] * len(ids)]
             self._insert(transaction, ids, vectors, texts, noted)
-            return len(ids) - len(existing)
-
-        self._change(change)
+            self._rows(transaction, _ITEMS, [len(ids) - len(existing)])
 
     def delete(self, ids: Sequence[str]) -> None:
         """Deletes items: all of them, or none if one does not exist."""
         self._check_writable()
         ids = inputs.check_ids(ids)
 
-        def change(transaction: T) -> int:
+        if not ids:
+            return
+        with self._transaction(write=True) as transaction:
             existing = set(self._existing(transaction, ids))
             if missing := [name for name in ids if name not in existing]:
                 raise UnknownId(f"no item has the id {inputs.names(missing)}: nothing was deleted")
             self._remove(transaction, ids)
-            return -len(ids)
-
-        if ids:
-            self._change(change)
+            self._rows(transaction, _ITEMS, [-len(ids)])
 
     def contains(self, ids: Sequence[str]) -> list[bool]:
         """Returns for each id whether there is an item."""
         ids = inputs.check_ids(ids, distinct=False)
-        existing = set(self._read(lambda t: self._existing(t, list(dict.fromkeys(ids)))))
+        with self._transaction() as transaction:
+            existing = set(self._existing(transaction, ids))
         return [name in existing for name in ids]
 
     def get(self, ids: Sequence[str]) -> list[Item]:
         """Returns the items with these ids, in this order."""
         ids = inputs.check_ids(ids, distinct=False)
-        stored = self._read(lambda t: list(self._items(t, list(dict.fromkeys(ids)))))
-        items = {item.id: item for item in stored}
+        with self._transaction() as transaction:
+            items = {item.id: item for item in self._items(transaction, ids)}
         if missing := [name for name in ids if name not in items]:
             raise UnknownId(f"no item has the id {inputs.names(missing)}")
         return [items[name] for name in ids]
 
     def files(self, ids: Sequence[str] | None = None) -> dict[str, File]:
         """Returns the image files of items with these ids, or of all, as far as they are known."""
-        names = None if ids is None else inputs.check_ids(ids, distinct=False)
-        rows = self._read(lambda transaction: list(self._files(transaction, names)))
+        text = "select id, folder, stamp from {items} where folder is not null"
+        parameters = []
+        if ids is not None:
+            text += f" and id {self._dialect.ids}"
+            parameters = [self._dialect.list_fn(inputs.check_ids(ids, distinct=False))]
+        with self._transaction() as transaction:
+            rows = self._rows(transaction, text, parameters)
         return {name: File(folder, stamp) for name, folder, stamp in rows}
 
     def search(
@@ -200,19 +202,23 @@ class Index(abc.ABC, Generic[T]):
         least = inputs.check_threshold(threshold, similarity)
         more = exclude is not None
 
-        def read(transaction: T) -> list[list[Hit]]:
+        excluded: Sequence[str | None] = exclude or [None] * len(queries)
+        with self._transaction() as transaction:
             count = self._state(transaction).items - more
             inputs.check_k(k, count, allow_fewer=allow_fewer or bool(conditions))
             self._check_fields(transaction, conditions)
             if count <= 0:
                 return [[] for _ in queries]
-            return self._search(transaction, queries, k + more, conditions)
-
-        excluded: Sequence[str | None] = exclude or [None] * len(queries)
-        return [
-            [hit for hit in hits if hit.id != name and hit.similarity >= least][:k]
-            for hits, name in zip(self._read(read), excluded, strict=True)
+            results, items = self._search(transaction, queries, k + more, conditions)
+        hits = [
+            [
+                Hit(items[row][0], value, items[row][1])
+                for row, value in zip(rows.tolist(), values.tolist(), strict=True)
+                if items[row][0] != name and value >= least
+            ]
+            for (rows, values), name in zip(results, excluded, strict=True)
         ]
+        return [row[:k] for row in hits]
 
     def search_ids(self, ids: Sequence[str], k: int, **options: Any) -> list[list[Hit]]:
         """Searches by the vectors of stored items, each without itself; `options` of `search`."""
@@ -224,18 +230,20 @@ class Index(abc.ABC, Generic[T]):
 
     def count(self, where: Mapping[str, Any] | None = None) -> int:
         """Returns the number of items, or of the items that match a filter."""
-
-        def read(transaction: T) -> int:
+        conditions = filters.parse(where)
+        with self._transaction() as transaction:
+            if not conditions:
+                return self._state(transaction).items
             self._check_fields(transaction, conditions)
-            return self._count(transaction, conditions)
-
-        if conditions := filters.parse(where):
-            return self._read(read)
-        return self._read(self._state).items
+            text, parameters = filters.to_sql(conditions, self._dialect)
+            return self._rows(
+                transaction, f"select count(*) from {{items}} where {text}", parameters
+            )[0][0]
 
     def fields(self) -> set[str]:
         """Returns the names of the metadata fields of all items."""
-        return self._read(self._fields)
+        with self._transaction() as transaction:
+            return self._fields(transaction)
 
     def scan(self, batch_size: int = 10_000) -> Iterator[list[Item]]:
         """Yields all items in the order of their addition, as they were when the scan began."""
@@ -251,19 +259,17 @@ class Index(abc.ABC, Generic[T]):
 
     def facts(self) -> dict[str, Any]:
         """Returns the count of items, the model, the similarity and the size in bytes."""
-
-        def read(transaction: T) -> dict[str, Any]:
+        with self._transaction() as transaction:
             version, items = self._state(transaction)
             facts = {"items": items, "dimension": self.dimension, "model": self.model}
             facts |= {"similarity": self.similarity, "version": version, "search": "exact"}
             return facts | self._facts(transaction)
 
-        return self._read(read)
-
     @property
     def version(self) -> int:
         """The number of changes since the index was created."""
-        return self._read(self._state).version
+        with self._transaction() as transaction:
+            return self._state(transaction).version
 
     @property
     def superseded(self) -> bool:
@@ -292,13 +298,42 @@ class Index(abc.ABC, Generic[T]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _check_fields(self, transaction: T, conditions: list[Condition]) -> None:
+    def _check_fields(self, transaction: Any, conditions: list[Condition]) -> None:
         """Refuses a field that no item has or had."""
+        has_field = f"select 1 from {{items}} where {self._dialect.type} is not null limit 1"
         for field, *_ in conditions:
-            if field not in self._seen_fields and not self._has_field(transaction, field):
-                near = hint(field, self._fields(transaction))
-                raise InvalidInput(f"no item has the field {inputs.shorten(field)}{near}")
-            self._seen_fields.add(field)
+            parameters = [self._dialect.field_fn(field)]
+            if field in self._seen_fields or self._rows(transaction, has_field, parameters):
+                self._seen_fields.add(field)
+                continue
+            near = hint(field, self._fields(transaction))
+            raise InvalidInput(f"no item has the field {inputs.shorten(field)}{near}")
+
+    def _fields(self, transaction: Any) -> set[str]:
+        text = f"select distinct key from {{items}}, {self._dialect.each}"
+        return {name for (name,) in self._rows(transaction, text)}
+
+    def _existing(self, transaction: Any, ids: list[str]) -> list[str]:
+        """Returns the ids that exist, in any order."""
+        text = f"select id from {{items}} where id {self._dialect.ids}"
+        return [name for (name,) in self._rows(transaction, text, [self._dialect.list_fn(ids)])]
+
+    def _read_settings(self, transaction: Any) -> None:
+        """Reads the model of the index and how its vectors are compared."""
+        rows = self._rows(transaction, "select model, dimension, similarity from {settings}")
+        try:
+            self.model, self.dimension, self.similarity = inputs.check_settings(*rows[0])
+        except (ValueError, IndexError):
+            raise self._without_settings() from None
+
+    def _state(self, transaction: Any) -> State:
+        rows = self._rows(transaction, "select version, items from {settings}")
+        if not rows or not all(isinstance(value, int) for value in rows[0]):
+            raise self._without_settings()
+        return State(*rows[0])
+
+    def _without_settings(self) -> Damaged:
+        return Damaged(f"{self.place} lacks its settings, or has others: restore it from a backup")
 
     def _check_writable(self) -> None:
         if not self.writable:
@@ -338,62 +373,42 @@ class Index(abc.ABC, Generic[T]):
     @abc.abstractmethod
     def _discard(self) -> None: ...  # closes the index and deletes all that is in its place
 
-    # Transactions. `_read` and `_snapshot` see one version; others may change the index during a
-    # `_snapshot`. `_change` counts a new version, and changes items completely or not at all;
-    # `change_fn` returns by how much the number of items grows.
+    # Transactions. All reads of one see the same version. One that writes counts a new version, and
+    # happens completely or not at all. Other calls may change the index during a `_snapshot`.
 
     @abc.abstractmethod
-    def _read(self, read_fn: Callable[[T], R]) -> R: ...
+    def _transaction(self, *, write: bool = False) -> AbstractContextManager: ...
 
     @abc.abstractmethod
-    def _change(self, change_fn: Callable[[T], int]) -> None: ...
+    def _snapshot(self) -> AbstractContextManager: ...
 
-    @abc.abstractmethod
-    def _snapshot(self) -> AbstractContextManager[T]: ...
-
-    # Within a transaction:
-
-    @abc.abstractmethod
-    def _state(self, transaction: T) -> State: ...
-
-    @abc.abstractmethod
-    def _existing(self, transaction: T, ids: list[str]) -> list[str]: ...  # the ids that exist
+    @abc.abstractmethod  # runs SQL with the tables {settings} and {items}, and `?` for parameters
+    def _rows(self, transaction: Any, text: str, parameters: Sequence[Any] = ()) -> list: ...
 
     @abc.abstractmethod  # in any order; for None, all items in the order of their addition
-    def _items(self, transaction: T, ids: list[str] | None) -> Iterator[Item]: ...
+    def _items(self, transaction: Any, ids: list[str] | None) -> Iterator[Item]: ...
 
     @abc.abstractmethod  # the ids do not exist; `metadata` are JSON objects
     def _insert(
         self,
-        transaction: T,
+        transaction: Any,
         ids: list[str],
         vectors: np.ndarray,
         metadata: list[str],
         files: Sequence[tuple[str | None, str | None]],
     ) -> None: ...
 
-    @abc.abstractmethod  # id, folder and stamp of items with a known folder
-    def _files(self, transaction: T, ids: list[str] | None) -> Iterable[tuple[str, str, str]]: ...
+    @abc.abstractmethod
+    def _remove(self, transaction: Any, ids: list[str]) -> None: ...  # they exist
 
     @abc.abstractmethod
-    def _remove(self, transaction: T, ids: list[str]) -> None: ...  # they exist
-
-    @abc.abstractmethod
-    def _fields(self, transaction: T) -> set[str]: ...
-
-    @abc.abstractmethod
-    def _has_field(self, transaction: T, field: str) -> bool: ...
-
-    @abc.abstractmethod
-    def _count(self, transaction: T, conditions: list[Condition]) -> int: ...
-
-    @abc.abstractmethod  # in the order of `nearest.best`
     def _search(
-        self, transaction: T, queries: np.ndarray, k: int, conditions: list[Condition]
-    ) -> list[list[Hit]]: ...
+        self, transaction: Any, queries: np.ndarray, k: int, conditions: list[Condition]
+    ) -> tuple[list[tuple[np.ndarray, np.ndarray]], dict[int, tuple[str, dict[str, Any]]]]:
+        """Returns what `nearest.best` does for each query, and id and metadata of these rows."""
 
     @abc.abstractmethod
-    def _problems(self, transaction: T) -> list[str]: ...  # all damage, one line each
+    def _problems(self, transaction: Any) -> list[str]: ...  # all damage, one line each
 
     @abc.abstractmethod
-    def _facts(self, transaction: T) -> dict[str, Any]: ...  # "bytes", and others of the store
+    def _facts(self, transaction: Any) -> dict[str, Any]: ...  # "bytes", and others of the store

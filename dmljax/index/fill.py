@@ -62,8 +62,9 @@ def settings_of(source: str | None, bundle: Any) -> tuple[Any, Any, Any]:
 def add(place: str, options: Options, *, create: bool) -> int:
     """Adds images or vectors to an index, which `create` makes if it does not exist.
 
-    Returns 1 if images were left out, otherwise 0. After an error, an index that was created is
-    deleted, unless a repeated command continues with its items.
+    Returns 1 if images were left out, otherwise 0. Vectors are checked before any is added. After
+    an error, an index that was created is deleted if it is empty; otherwise a repeated command
+    continues.
     """
     model, dimension, similarity = options.settings
     is_new = False
@@ -79,21 +80,16 @@ def add(place: str, options: Options, *, create: bool) -> int:
             ) from None
         store = indexes.create(place, model=model, dimension=dimension, similarity=similarity)
         is_new = True
-    added: Counter[str] = Counter()
-    resumes = options.vectors is None or os.path.isdir(options.vectors)  # it skips what is stored
     with store:
         try:
-            return _add(store, options, None, added)
-        except BaseException as error:
-            # An index on a server stays if somebody else has added items meanwhile.
+            if options.images is None:
+                _ids(options, store.dimension, store.similarity)
+            return _add(store, options, None)
+        except BaseException:
             with contextlib.suppress(OSError, ValueError):
-                if is_new and store.count() == (0 if resumes else added["items"]):
+                if is_new and not store.count():
                     store.discard()
-            if is_new or resumes or not added["items"] or not isinstance(error, InvalidInput):
-                raise
-            rows = counted(added["items"], "row")
-            more = f"{rows} before it were added: the next command needs --replace"
-            raise type(error)(f"{error}; {more}") from None
+            raise
 
 
 def replace(place: str, options: Options, *, drop_missing: bool) -> int:
@@ -107,7 +103,7 @@ def replace(place: str, options: Options, *, drop_missing: bool) -> int:
             raise ValueError(
                 f"{previous.place} holds vectors of this bundle already: dmljax index add"
             )
-        ids = _ids(options)
+        ids = _ids(options, dimension, similarity)
         if not drop_missing:  # before anything is embedded
             _check_complete(previous, lambda names: [name in ids for name in names])
         # An interrupted command is continued with what it has embedded from the same images.
@@ -119,7 +115,7 @@ def replace(place: str, options: Options, *, drop_missing: bool) -> int:
             kept = {x for x in ids if x in files and images and files[x].folder == images.place}
             for items in store.scan():
                 store.delete([item.id for item in items if item.id not in kept])
-            status = _add(store, options, previous, Counter())
+            status = _add(store, options, previous)
             if previous.count() and not store.count():
                 raise ValueError(
                     f"nothing could be added: {store.place} keeps its "
@@ -132,12 +128,6 @@ def replace(place: str, options: Options, *, drop_missing: bool) -> int:
             total = counted(store.count(), "item")
             print(f"{store.place} now has {total}; it had {previous.count():,}")
     return status
-
-
-def _add(store: Index, options: Options, previous: Index | None, added: Counter[str]) -> int:
-    if options.images is None:
-        return _add_vectors(store, str(options.vectors), options.replace, previous, added)
-    return _add_images(store, options.images, options.replace, previous)
 
 
 def _check_complete(previous: Index, contains_fn: Callable[[list[str]], list[bool]]) -> None:
@@ -155,11 +145,28 @@ def _check_complete(previous: Index, contains_fn: Callable[[list[str]], list[boo
         )
 
 
-def _ids(options: Options) -> set[str]:
-    """Returns the ids of the images, or of the vectors, that are to be added."""
-    if options.images is None:
-        return {name for names in parquet.ids(str(options.vectors)) for name in names}
-    return {image.id for rows in _chunks(options.images) for image in options.images.read_fn(rows)}
+def _ids(options: Options, dimension: int, similarity: str) -> set[str]:
+    """Returns the ids of the images, or of the vectors, which are checked for this index.
+
+    Errors name the file and the row.
+    """
+    if options.images is not None:
+        chunks = map(options.images.read_fn, _chunks(options.images))
+        return {image.id for images in chunks for image in images}
+    ids: set[str] = set()
+    row = 0
+    for names, vectors, metadata in parquet.read(str(options.vectors)):
+        try:
+            inputs.check_ids(names, first=row)
+            inputs.check_vectors(vectors, dimension, SIMILARITIES[similarity], first=row)
+            inputs.check_metadata(metadata, len(names), first=row)
+            if twice := ids.intersection(names):
+                raise DuplicateId(f"the id {inputs.names(list(twice))} occurs twice")
+        except InvalidInput as error:
+            raise type(error)(f"{options.vectors}, rows counted from 0: {error}") from None
+        row += len(names)
+        ids.update(names)
+    return ids
 
 
 def _chunks(images: Images) -> Iterator[range]:
@@ -171,41 +178,25 @@ def _stored(store: Index, ids: list[str]) -> list[str]:
     return list(itertools.compress(ids, store.contains(ids)))
 
 
-def _add_vectors(
-    store: Index, source: str, replace: bool, previous: Index | None, added: Counter[str]
-) -> int:
-    """Adds the rows of a file or of parts. Errors name the file and the row."""
-    skipped = row = 0
-    are_parts = os.path.isdir(source)
-    ids_so_far: set[str] = set()
-    for ids, vectors, metadata in parquet.read(source):
-        try:
-            inputs.check_ids(ids, first=row)
-            similarity = SIMILARITIES[store.similarity]
-            inputs.check_vectors(vectors, store.dimension, similarity, first=row)
-            inputs.check_metadata(metadata, len(ids), first=row)
-        except InvalidInput as error:
-            raise type(error)(f"{source}, rows counted from 0: {error}") from None
-        row += len(ids)
-        if not are_parts and (twice := ids_so_far.intersection(ids)):
-            raise DuplicateId(f"{source}: the id {inputs.names(list(twice))} occurs twice")
-        ids_so_far.update(ids)
-        stored = set() if replace else set(_stored(store, ids))
-        if stored and not are_parts:
-            raise DuplicateId(
-                f"{source}: {store.place} has an item with the id {inputs.names(sorted(stored))} "
-                "already: leave these rows out, or repeat the command with --replace"
-            )
-        skipped += len(stored)
-        new = [i for i, name in enumerate(ids) if name not in stored]
-        if new:
+def _add(store: Index, options: Options, previous: Index | None) -> int:
+    if options.images is not None:
+        return _add_images(store, options.images, options.replace, previous)
+    added = skipped = 0
+    for ids, vectors, metadata in parquet.read(str(options.vectors)):
+        stored = set() if options.replace else set(_stored(store, ids))
+        if new := [i for i, name in enumerate(ids) if name not in stored]:
             names = [ids[i] for i in new]
             known = {} if previous is None else previous.files(names)
-            files = [known.get(name) for name in names]
-            columns = [metadata[i] for i in new]
-            store.add(names, vectors[new], columns, replace=replace, files=files)
-        added["items"] += len(new)
-    _report(store, added["items"], "vector", skipped)
+            store.add(
+                names,
+                vectors[new],
+                [metadata[i] for i in new],
+                replace=options.replace,
+                files=[known.get(name) for name in names],
+            )
+        added += len(new)
+        skipped += len(stored)
+    _report(store, added, "vector", skipped)
     return 0
 
 
@@ -221,46 +212,52 @@ def _add_images(store: Index, images: Images, replace: bool, previous: Index | N
     """Embeds images and adds them, a chunk at a time."""
     left_out: list[str] = []
     ids_so_far: set[str] = set()
-    added = skipped = again = stale = 0
+    totals: Counter[str] = Counter()
     start = reported = time.monotonic()
     for rows in _chunks(images):
         chunk = [x for x in images.read_fn(rows) if _is_valid(x, ids_so_far, left_out)]
         names = [image.id for image in chunk]
-        stored, files = set(_stored(store, names)), store.files(names)
+        stored, known = set(_stored(store, names)), store.files(names)
         # Before the files are read.
-        new = {image.id: File(images.place, _stamp(image.path)) for image in chunk}
+        files = {image.id: File(images.place, _stamp(image.path)) for image in chunk}
         if not replace:
-            others = {x.id for x in chunk if _is_other_file(files.get(x.id), x)}
-            left_out += [
-                f"{x.path}: an image of {files[x.id].folder} has the same id, {x.id}"
-                for x in chunk
-                if x.id in others
+            for image in chunk:
+                if _is_other_file(known.get(image.id), image):
+                    folder = known[image.id].folder
+                    left_out.append(
+                        f"{image.path}: an image of {folder} has the same id, {image.id}"
+                    )
+                    files.pop(image.id)
+            chunk = [x for x in chunk if x.id in files]
+            totals["skipped"] += len(chunk)
+            chunk = [
+                x for x in chunk if x.id not in stored or _has_changed(known.get(x.id), files[x.id])
             ]
-            changed = {x for x in new if x not in others and _has_changed(files.get(x), new[x])}
-            chunk = [x for x in chunk if x.id in changed or x.id not in stored]
-            skipped += len(new) - len(others) - len(chunk)
+            totals["skipped"] -= len(chunk)
         ids, vectors, problems = images.embed_fn(chunk)
         left_out += [x if name in x else f"{name}: {x}" for name, x in problems]
         if ids:
             columns = {image.id: image.metadata for image in chunk}
             metadata = _metadata(ids, columns, store, previous)
-            store.add(ids, vectors, metadata, replace=True, files=[new[name] for name in ids])
-        stale += sum(name in stored for name, _ in problems)
-        again += 0 if replace else sum(name in stored for name in ids)
-        added += len(ids)
+            store.add(ids, vectors, metadata, replace=True, files=[files[name] for name in ids])
+        totals["stale"] += sum(name in stored for name, _ in problems)
+        totals["changed"] += 0 if replace else sum(name in stored for name in ids)
+        totals["added"] += len(ids)
         if time.monotonic() - reported > _REPORT_SECONDS:
             reported = time.monotonic()
             rate = f"{rows.stop / (reported - start):.0f} a second"
             print(f"{rows.stop:,} of {images.total:,} images, {rate}", file=sys.stderr)
-    _report(store, added - again, "image", skipped, again)
+    changed = totals["changed"]
+    _report(store, totals["added"] - changed, "image", totals["skipped"], changed)
     for problem in left_out[:_MOST_PRINTED]:
         print(f"left out: {problem}", file=sys.stderr)
     if left_out:
         note = f" ({images.path_note})" if images.path_note else ""
         print(f"{counted(len(left_out), 'image')} left out{note}", file=sys.stderr)
-    if stale:
+    if totals["stale"]:
         print(
-            f"the index keeps the old vectors of {stale:,} of them, until `dmljax index remove`",
+            f"the index keeps the old vectors of {totals['stale']:,} of them, until `dmljax index "
+            "remove`",
             file=sys.stderr,
         )
     return 1 if left_out else 0

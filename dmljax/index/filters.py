@@ -9,9 +9,8 @@ All conditions must hold. Values compare as JSON does: 1 equals 1.0, but neither
 Text is ordered by the code points of its characters. None matches a field that is null or absent.
 """
 
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dmljax.files import reading
@@ -30,6 +29,18 @@ class Condition(NamedTuple):
     field: str
     operator: str
     values: tuple[Any, ...]
+
+
+class Dialect(NamedTuple):
+    """How a database reads the column `metadata` of items; `?` stands for a parameter."""
+
+    type: str  # SQL of the type of a field; it is null where the field is absent
+    each: str  # SQL of a table of all fields, whose names are in the column `key`
+    tests: Mapping[str, str]  # by the kind of values: SQL where `{}` stands for a relation to them
+    ids: str  # SQL after `id`: it is one of a list
+    field_fn: Callable[[str], Any]  # returns the parameter for a field
+    value_fn: Callable[[Any], Any]  # returns the parameter for a value
+    list_fn: Callable[[list], Any]  # returns the parameter for a list
 
 
 def kind(value: Any) -> str:
@@ -68,10 +79,29 @@ def parse(where: Any) -> list[Condition]:
     return conditions
 
 
+def to_sql(conditions: Sequence[Condition], dialect: Dialect) -> tuple[str, list[Any]]:
+    """Returns the text after `where`, which contains no values, and its parameters."""
+    tests = {"null": f"coalesce({dialect.type}, 'null') = 'null'", **dialect.tests}
+    terms, parameters = ["true"], []
+    for field, operator, values in conditions:
+        choices = []
+        for name, test in tests.items():
+            if chosen := [value for value in values if kind(value) == name]:
+                marks = ", ".join("?" * len(chosen))
+                relation = f"in ({marks})" if operator == "=" else f"{operator} ?"
+                choices.append(f"({test.format(relation)})")
+                parameters += [dialect.field_fn(field)] * test.count("?")
+                parameters += map(dialect.value_fn, chosen) if name != "null" else ()
+        terms.append(f"({' or '.join(choices)})")
+    return " and ".join(terms), parameters
+
+
 def _condition(field: str, operator: Any, wanted: Any) -> Condition:
     values = wanted if isinstance(wanted, list | tuple | set | frozenset) else [wanted]
     for value in values:
-        if problem := _problem(value):
+        is_scalar = value is None or isinstance(value, str | int | float)
+        problem = inputs.problem_of_value(value) if is_scalar else f"a {type(value).__name__}"
+        if problem:
             raise InvalidInput(f"where: {field!r} is compared with {problem}")
     if operator != "=":
         if operator not in OPERATORS:
@@ -89,18 +119,6 @@ def _condition(field: str, operator: Any, wanted: Any) -> Condition:
     if not 1 <= len(distinct) <= _MOST_VALUES:
         raise InvalidInput(f"where: {field!r} has {len(distinct)} values: give 1 to {_MOST_VALUES}")
     return Condition(field, operator, tuple(distinct.values()))
-
-
-def _problem(value: Any) -> str | None:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, int) and not inputs.is_integer_of_64_bits(value):
-        return "an integer beyond 64 bits"
-    if isinstance(value, str) and not inputs.is_text(value):
-        return "text that no item can have"
-    if value is not None and not isinstance(value, str | int | float):
-        return f"a {type(value).__name__}; possible are text, numbers, bools and None"
-    return None
 
 
 def from_words(words: Sequence[str]) -> dict[str, Any] | None:
@@ -129,4 +147,5 @@ def _value(text: str) -> Any:
         value = reading.json_value(text)
     except ValueError:
         return text
-    return value if isinstance(value, list | dict) or not _problem(value) else text
+    is_valid = isinstance(value, list | dict) or not inputs.problem_of_value(value)
+    return value if is_valid else text

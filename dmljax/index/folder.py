@@ -8,7 +8,6 @@ photos.index/
 """
 
 import contextlib
-import errno
 import pathlib
 import re
 import shutil
@@ -40,13 +39,8 @@ def locked(folder: pathlib.Path) -> Iterator[IO[str]]:
             f"{folder} is being written by {owner}: wait for it, or end it; reading is possible"
         ) from None
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            problem = "the disk is full. The call changed nothing; free space and repeat it"
-        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            problem = f"it may only be read ({error.strerror}): change the permissions, or copy it"
-        else:
-            raise
-        raise Unavailable(f"{folder}: {problem}") from error
+        problem = f"cannot be written: {error.strerror}. The call changed nothing"
+        raise Unavailable(f"{folder} {problem}") from error
     try:
         yield lock
     except BaseException:
@@ -54,10 +48,11 @@ def locked(folder: pathlib.Path) -> Iterator[IO[str]]:
         raise
 
 
-def create(path: pathlib.Path) -> IO[str]:
-    """Locks the folder of a new index, which gets its pointer at last.
+@contextlib.contextmanager
+def created(path: pathlib.Path) -> Iterator[IO[str]]:
+    """Locks the folder of a new index, which gets its pointer last; an error deletes it.
 
-    A folder that a killed `create` or `discard` left is used again.
+    A folder that a killed `created` or `discard` left is used again.
     """
     if path.is_symlink() or path.exists():
         is_index = path.is_symlink() or not path.is_dir() or (path / _POINTER).exists()
@@ -67,7 +62,11 @@ def create(path: pathlib.Path) -> IO[str]:
     with locked(path) as lock:
         for leftover in path.glob("generation-*"):
             shutil.rmtree(leftover)
-        return lock
+        try:
+            yield lock
+        except BaseException:
+            discard(path)
+            raise
 
 
 def discard(path: pathlib.Path) -> None:

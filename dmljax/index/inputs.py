@@ -21,7 +21,7 @@ _METADATA_BYTES = 64 * 1024
 _METADATA_DEPTH = 8
 _NORM_TOLERANCE = 1e-3
 _EXACT_NORM = 1e-6  # as far as float32 rounds a unit vector
-_LARGEST_LENGTH = 1e15  # its square is far below the largest float32
+_LONGEST = 1e15  # its square is far below the largest float32
 
 
 class Settings(NamedTuple):
@@ -87,10 +87,8 @@ def _problem_of_id(name: Any) -> str | None:
         return "is empty"
     if len(name) > _ID_BYTES or len(name.encode(errors="ignore")) > _ID_BYTES:
         return f"has {len(name)} characters: {_ID_BYTES} bytes in UTF-8 are the limit"
-    if not is_unicode(name):
-        return "is not valid Unicode: it contains half of a surrogate pair"
-    if any(unicodedata.category(character) == "Cc" for character in name):
-        return "contains a control character"
+    if not is_unicode(name) or any(unicodedata.category(character) == "Cc" for character in name):
+        return "contains a control character, or half of a surrogate pair"
     if not unicodedata.is_normalized("NFC", name):
         return "is not in normal form NFC: apply unicodedata.normalize('NFC', id)"
     return None
@@ -126,18 +124,13 @@ def check_vectors(
         raise InvalidInput(f"there are {len(array)} vectors for {count} ids")
     with np.errstate(over="ignore", invalid="ignore"):  # reported below
         norms = np.sqrt(np.einsum("nd,nd->n", array, array, dtype=np.float64))
-    if similarity.needs_unit:
-        wrong = ~(np.abs(norms - 1) <= _NORM_TOLERANCE)
-    else:
-        wrong = ~(norms <= _LARGEST_LENGTH)
-    if wrong.any():
-        number = int(wrong.argmax())
+        valid = np.abs(norms - 1) <= _NORM_TOLERANCE if similarity.needs_unit else norms <= _LONGEST
+    if not valid.all():
+        number = int(valid.argmin())
+        advice = "1: divide it by its length" if similarity.needs_unit else f"at most {_LONGEST:g}"
+        problem = f"has the length {norms[number]:.6g}, not {advice}"
         if not np.isfinite(array[number]).all():
             problem = "contains NaN or infinity"
-        elif not similarity.needs_unit:
-            problem = f"has the length {norms[number]:.6g}: {_LARGEST_LENGTH:g} is the limit"
-        else:
-            problem = f"has the length {norms[number]:.6g}, not 1: divide it by its length"
         raise InvalidInput(f"vector number {first + number} {problem}")
     inexact = np.abs(norms - 1) > _EXACT_NORM
     result = np.array(array, np.float32, order="C")
@@ -158,47 +151,46 @@ def check_metadata(metadata: Any, count: int, *, first: int = 0) -> list[str]:
     metadata = list(metadata)
     if len(metadata) != count:
         raise InvalidInput(f"there are {len(metadata)} metadata objects for {count} ids")
-    return [_json(item, number) for number, item in enumerate(metadata, start=first)]
+    return [_json(item, f"metadata of number {i}") for i, item in enumerate(metadata, start=first)]
 
 
-def _json(item: Any, number: int) -> str:
+def _json(item: Any, place: str) -> str:
     if item is None:
         return "{}"
-    place = f"metadata of number {number}"
     if not isinstance(item, Mapping):
         raise InvalidInput(f"{place} is of type {type(item).__name__}, not an object (a dict)")
-    if problem := _problem_of_value(item, _METADATA_DEPTH):
-        fields = (x for x in item if _problem_of_value({x: item[x]}, _METADATA_DEPTH) == problem)
-        field = next(fields, None)
-        place += f", field {shorten(field)}," if isinstance(field, str) else ""
-        raise InvalidInput(f"{place} {problem}")
+    for field, value in item.items():
+        if problem := problem_of_value({field: value}, _METADATA_DEPTH):
+            raise InvalidInput(f"{place}, field {shorten(field)}, has {problem}")
     text = json.dumps(item, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     if (size := len(text.encode())) > _METADATA_BYTES:
         raise InvalidInput(f"{place} has {size} bytes of JSON: {_METADATA_BYTES} are the limit")
     return text
 
 
-def _problem_of_value(value: Any, depth: int) -> str | None:
-    """Returns why JSON, or a store, cannot return a value as it is; None if it can."""
-    if value is None or isinstance(value, bool):
-        return None
-    if isinstance(value, str):
-        return None if is_text(value) else "has text with a NUL character or invalid Unicode"
-    if isinstance(value, int):
-        return None if is_integer_of_64_bits(value) else "has an integer beyond 64 bits"
-    if isinstance(value, float):
-        return None if math.isfinite(value) else f"has the number {value}, which JSON lacks"
-    if not isinstance(value, dict | list | tuple):
-        kinds = "dict, list, str, int, float, bool and None"
-        return f"has a value of type {type(value).__name__}: JSON knows {kinds}"
-    if depth == 0:
-        return f"is nested deeper than {_METADATA_DEPTH} levels"
-    if isinstance(value, dict):
-        for key in value:
-            if not isinstance(key, str):
-                return f"has the field {key!r}: names of fields are text"
-        value = [*value, *value.values()]
-    return next(filter(None, (_problem_of_value(x, depth - 1) for x in value)), None)
+def problem_of_value(value: Any, depth: int = 0) -> str | None:
+    """Returns why JSON, or a store, cannot return a value as it is; None if it can.
+
+    `depth` is the number of levels of lists and objects that are allowed.
+    """
+    match value:
+        case str():
+            return None if is_text(value) else "text with a NUL character or invalid Unicode"
+        case int():
+            return None if is_integer_of_64_bits(value) else "an integer beyond 64 bits"
+        case float():
+            return None if math.isfinite(value) else f"the number {value}, which JSON lacks"
+        case dict() | list() | tuple() if depth:
+            names, values = (value, value.values()) if isinstance(value, dict) else ((), value)
+            if not all(isinstance(name, str) for name in names):
+                return "a name that is not text"
+            problems = (problem_of_value(x, depth - 1) for x in (*names, *values))
+            return next(filter(None, problems), None)
+        case dict() | list() | tuple():
+            return f"a {type(value).__name__} that is nested deeper than {_METADATA_DEPTH} levels"
+        case None:
+            return None
+    return f"a {type(value).__name__}; possible are dict, list, str, int, float, bool and None"
 
 
 def is_unicode(text: str) -> bool:
@@ -215,13 +207,11 @@ def is_integer_of_64_bits(value: int) -> bool:
     return -(2**63) <= value < 2**63
 
 
-def check_k(k: Any, count: int, *, allow_fewer: bool) -> int:
+def check_k(k: Any, count: int, *, allow_fewer: bool) -> None:
     """Checks the number of items to find, among `count`."""
-    k = _whole_number("k", k, LARGEST_K)
-    if k > count and not allow_fewer:
+    if _whole_number("k", k, LARGEST_K) > count and not allow_fewer:
         choice = f"choose k=1 to {count}" if count > 0 else "add some"
         raise InvalidInput(f"k={k}, but there are {max(count, 0)} items to search: {choice}")
-    return k
 
 
 def _whole_number(name: str, value: Any, largest: int) -> int:

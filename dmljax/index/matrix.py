@@ -9,7 +9,7 @@ import json
 import os
 import pathlib
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -90,35 +90,28 @@ def read(folder: pathlib.Path, *, identity: str, dimension: int) -> Matrix | str
                 left -= len(chunk)
             if file.read() != digest.digest():
                 return f"{path} was changed: its digest differs"
-            found = _parsed(header)
-            if (found["identity"], found["dimension"]) != (identity, dimension):
+            stated = reading.json_value(header)
+            if (stated["identity"], stated["dimension"]) != (identity, dimension):
                 return f"{path} belongs to another index"
             content = np.asarray(np.memmap(file, np.uint8, mode="r"))
+        count, start = stated["items"], _HEADER + 4 * stated["items"] * dimension
+        vectors: np.ndarray = content[_HEADER:start].view("<f4").reshape(count, dimension)
+        rows = content[start + _padding(count, dimension) : -_DIGEST].view("<i8")
+        return Matrix(stated["version"], stated["last_row"], rows, vectors)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{path} cannot be read: {error}"
-    count, start = found["items"], _HEADER + 4 * found["items"] * dimension
-    vectors: np.ndarray = content[_HEADER:start].view("<f4").reshape(count, dimension)
-    rows = content[start + _padding(count, dimension) : -_DIGEST].view("<i8")
-    return Matrix(found["version"], found["last_row"], rows, vectors)
 
 
 def position(folder: pathlib.Path) -> tuple[int, int]:
     """Returns the version and the last row of the matrix on the disk; -1 and 0 without one."""
     try:
         with (folder / NAME).open("rb") as file:
-            header = _parsed(file.read(_HEADER))
+            header = reading.json_value(file.read(_HEADER))
         return int(header["version"]), int(header["last_row"])
     except (OSError, ValueError, KeyError, TypeError):
         return -1, 0
-
-
-def _parsed(header: bytes) -> dict[str, Any]:
-    content = reading.json_value(header)
-    if not isinstance(content, dict):
-        raise ValueError("its header is not an object")
-    return content
 
 
 class _Block:
@@ -129,19 +122,18 @@ class _Block:
         self.alive = np.ones(len(rows), bool)
 
     def find(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the positions of row numbers, and which of them exist."""
+        """Returns the positions of the `rows` that exist, and which of them exist."""
         positions = np.searchsorted(self.rows, rows)
         exists = positions < len(self.rows)
         exists[exists] = self.rows[positions[exists]] == rows[exists]
-        return positions, exists
+        return positions[exists], exists
 
-    def mask(self, allowed: np.ndarray | None) -> np.ndarray | None:
+    def where(self, allowed: np.ndarray | None) -> np.ndarray:
         """Returns the rows that count [n]: alive, and among the `allowed`. None means all."""
         if allowed is None:
-            return None if self.alive.all() else self.alive
+            return self.alive
         mask = np.zeros(len(self.rows), bool)
-        positions, exists = self.find(allowed)
-        mask[positions[exists]] = True
+        mask[self.find(allowed)[0]] = True
         return mask & self.alive
 
 
@@ -171,8 +163,7 @@ class View:
             self._tail.alive[: len(tail.rows)] = tail.alive
             self.last_row = int(rows[-1][-1])
         for block in (self._main, self._tail):
-            positions, exists = block.find(deleted)
-            block.alive[positions[exists]] = False
+            block.alive[block.find(deleted)[0]] = False
         self.version = version
 
     @property
@@ -185,23 +176,15 @@ class View:
         vectors = np.zeros((len(rows), self._main.vectors.shape[1]), np.float32)
         for block in (self._main, self._tail):
             positions, exists = block.find(rows)
-            vectors[exists] = block.vectors[positions[exists]]
+            vectors[exists] = block.vectors[positions]
         return vectors
 
     def search(
         self, queries: np.ndarray, k: int, *, allowed: np.ndarray | None = None
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns rows and similarities of the best k of each query, among `allowed` rows."""
-        chosen: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in queries]
-        for block in (self._main, self._tail):
-            near = nearest.candidates(
-                queries, block.vectors, k, self._similarity, where=block.mask(allowed)
-            )
-            for i, positions in enumerate(near):
-                chosen[i].append((block.rows[positions], block.vectors[positions]))
-        results = []
-        for query, parts in zip(queries, chosen, strict=True):
-            rows = np.concatenate([rows for rows, _ in parts])
-            vectors = np.concatenate([vectors for _, vectors in parts])
-            results.append(nearest.best(query, rows, vectors, k, self._similarity))
-        return results
+        blocks = [
+            nearest.Block(block.rows, block.vectors, block.where(allowed))
+            for block in (self._main, self._tail)
+        ]
+        return nearest.search(queries, blocks, k, self._similarity)

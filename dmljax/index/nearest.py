@@ -5,7 +5,8 @@ not depend on the number of queries in a call or on the position of a row, and e
 equal similarities.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,6 @@ _QUERIES = 64  # tile size of the queries: 16 MiB of similarities
 _FEW_QUERIES = 4  # up to 4 queries are compared one by one: a matrix product is not faster
 _GROUP = 128  # rows in a group: the maximum of each group gives a first bound
 _SPARSE = 0.2  # if a smaller fraction of the rows is allowed, they are copied before the comparison
-_MOST_CANDIDATES = 4096  # beyond k in a tile; if there are more, float64 picks the best k at once
 
 
 class Similarity(NamedTuple):
@@ -28,9 +28,9 @@ class Similarity(NamedTuple):
     description: str
     score_fn: Callable[[np.ndarray, np.ndarray], np.ndarray]
     """(query [d], vectors [n d]) -> float64 [n], summed in one order for all rows."""
-    screen_fn: Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, list[np.ndarray]]]
+    screen_fn: Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
     """(products [q n], queries, vectors) -> scores that order the rows as the similarity does, and
-    for each query a bound of their errors, [] or [n]. It may write into the products."""
+    a bound of their errors for each query. It may write into the products."""
     needs_unit: bool  # whether vectors must have the length 1
     limits: tuple[float, float]  # the smallest and the largest possible value
     operator: str  # of pgvector, which orders rows by it
@@ -42,8 +42,8 @@ def _cosine(query: np.ndarray, vectors: np.ndarray) -> np.ndarray:
 
 def _screen_cosine(
     products: np.ndarray, queries: np.ndarray, vectors: np.ndarray
-) -> tuple[np.ndarray, list[np.ndarray]]:
-    return products, [np.asarray(_relative_error(queries))] * len(queries)
+) -> tuple[np.ndarray, np.ndarray]:
+    return products, np.broadcast_to(_relative_error(queries), len(queries))
 
 
 def _minus_distance(query: np.ndarray, vectors: np.ndarray) -> np.ndarray:
@@ -53,17 +53,26 @@ def _minus_distance(query: np.ndarray, vectors: np.ndarray) -> np.ndarray:
 
 def _screen_distance(
     products: np.ndarray, queries: np.ndarray, vectors: np.ndarray
-) -> tuple[np.ndarray, list[np.ndarray]]:
+) -> tuple[np.ndarray, np.ndarray]:
     """Orders rows x by q x - x x / 2, as their distances to q do."""
-    halves = np.float32(0.5) * np.einsum("nd,nd->n", vectors, vectors)
-    products -= halves
-    lengths, error = np.sqrt(2 * halves), _relative_error(queries)
-    return products, [error * (np.linalg.norm(x) * lengths + 2 * halves) for x in queries]
+    squares = np.einsum("nd,nd->n", vectors, vectors)
+    products -= np.float32(0.5) * squares
+    longest = np.sqrt(squares.max())
+    lengths = np.linalg.norm(queries, axis=1)
+    return products, _relative_error(queries) * longest * (lengths + longest)
 
 
 def _relative_error(queries: np.ndarray) -> np.float32:
     """Bounds the relative error of a product of d numbers in float32."""
     return np.float32(5e-7 + 2e-7 * np.sqrt(queries.shape[1]))
+
+
+class Block(NamedTuple):
+    """Vectors with their row numbers; `where` marks those that count, None means all."""
+
+    rows: np.ndarray  # [n] int64
+    vectors: np.ndarray  # [n d] float32
+    where: np.ndarray | None = None  # [n] bool
 
 
 SIMILARITIES = {
@@ -83,108 +92,63 @@ SIMILARITIES = {
 }
 
 
-def best(
-    query: np.ndarray, rows: np.ndarray, vectors: np.ndarray, k: int, similarity: Similarity
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns row numbers and similarities of the best k of the `rows`, best first.
+def best(rows: np.ndarray, values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns row numbers and similarities of the best k, best first.
 
     Of equal similarities, the lower row number comes first: the item that was added earlier. Every
     store ranks its candidates by this function.
     """
-    values = similarity.score_fn(query, vectors)
     order = np.lexsort((rows, -values))[:k]
     return rows[order], values[order]
 
 
-def candidates(
-    queries: np.ndarray,
-    vectors: np.ndarray,
-    k: int,
-    similarity: Similarity,
-    *,
-    where: np.ndarray | None = None,
-) -> list[np.ndarray]:
-    """Returns for each query the positions of a few rows that include its best k.
-
-    They are the best k by float32, and all rows that rounding may have put behind them. `where` [n]
-    marks the rows that count.
-    """
-    results: list[np.ndarray] = []
+def search(
+    queries: np.ndarray, blocks: Sequence[Block], k: int, similarity: Similarity
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns row numbers and similarities of the best k of each query, as `best` orders them."""
+    results = [(np.zeros(0, np.int64), np.zeros(0))] * len(queries)
     for start in range(0, len(queries), _QUERIES):
-        results += _candidates(queries[start : start + _QUERIES], vectors, k, similarity, where)
+        some = queries[start : start + _QUERIES]
+        for rows, vectors, where in itertools.chain.from_iterable(map(_tiles, blocks)):
+            if len(some) <= _FEW_QUERIES:  # reads the rows at the speed of memory, in one thread
+                products = np.stack([np.einsum("nd,d->n", vectors, query) for query in some])
+            else:
+                products = some @ vectors.T
+            scores, errors = similarity.screen_fn(products, some, vectors)
+            if where is not None:
+                scores[:, ~where] = -np.inf
+            for i, (query, error) in enumerate(zip(some, errors, strict=True)):
+                near = _largest(scores[i], 2 * error, k)
+                values = similarity.score_fn(query, vectors[near])
+                old_rows, old_values = results[start + i]
+                results[start + i] = best(
+                    np.concatenate([old_rows, rows[near]]), np.concatenate([old_values, values]), k
+                )
     return results
 
 
-class _Kept(NamedTuple):
-    """The candidates of a query so far; `errors` bound the errors of the scores."""
-
-    positions: np.ndarray
-    scores: np.ndarray
-    errors: np.ndarray
-
-
-def _candidates(
-    queries: np.ndarray,
-    vectors: np.ndarray,
-    k: int,
-    similarity: Similarity,
-    where: np.ndarray | None,
-) -> list[np.ndarray]:
-    positions = None
-    if where is not None:
-        allowed = np.flatnonzero(where)
-        if len(allowed) == len(vectors):
-            where = None
-        elif len(allowed) < _SPARSE * len(vectors):
-            positions, where = allowed, None
-    count = len(vectors) if positions is None else len(positions)
-    nothing = np.zeros(0, np.float32)
-    kept = [_Kept(np.zeros(0, np.int64), nothing, nothing) for _ in queries]
-    for start in range(0, count, _ROWS):
-        stop = min(start + _ROWS, count)
-        block = vectors[start:stop] if positions is None else vectors[positions[start:stop]]
-        if len(queries) <= _FEW_QUERIES:  # reads the rows at the speed of memory, in one thread
-            products = np.stack([np.einsum("nd,d->n", block, query) for query in queries])
-        else:
-            products = queries @ block.T
-        scores, errors = similarity.screen_fn(products, queries, block)
-        if where is not None:
-            scores[:, ~where[start:stop]] = -np.inf
-        for i, (row, error) in enumerate(zip(scores, errors, strict=True)):
-            chosen = _largest(row, error, k)
-            if len(chosen) > k + _MOST_CANDIDATES:
-                chosen = np.sort(best(queries[i], chosen, block[chosen], k, similarity)[0])
-            new = start + chosen if positions is None else positions[start + chosen]
-            values, error = row[chosen], np.broadcast_to(error, row.shape)[chosen]
-            if len(kept[i].positions):
-                new = np.concatenate([kept[i].positions, new])
-                values = np.concatenate([kept[i].scores, values])
-                error = np.concatenate([kept[i].errors, error])
-                largest = _largest(values, error, k)
-                new, values, error = new[largest], values[largest], error[largest]
-            kept[i] = _Kept(new, values, error)
-    return [rows.positions for rows in kept]
+def _tiles(block: Block) -> Iterator[Block]:
+    """Yields the parts of a block that are compared at a time."""
+    for start in range(0, len(block.rows), _ROWS):
+        tile = slice(start, start + _ROWS)
+        rows, vectors, where = block.rows[tile], block.vectors[tile], None
+        if block.where is not None and not (where := block.where[tile]).all():
+            if not where.any():
+                continue
+            if where.mean() < _SPARSE:
+                rows, vectors, where = rows[where], vectors[where], None
+        yield Block(rows, vectors, where)
 
 
-def _largest(values: np.ndarray, errors: np.ndarray, k: int) -> np.ndarray:
-    """Returns positions of finite values that may be among the k largest, given their errors."""
-    if len(values) <= k:
-        return np.flatnonzero(values > -np.inf)
-    if errors.ndim:
-        low, high, reach = values - errors, values + errors, np.float32(0)
-    else:  # the same, without two more arrays
-        low, high, reach = values, values, np.float32(2 * errors)
-    chosen, subset = None, low
-    groups = len(values) // _GROUP
+def _largest(scores: np.ndarray, reach: np.float32, k: int) -> np.ndarray:
+    """Returns positions of finite scores that are at most `reach` below the k-th largest."""
+    near = np.arange(len(scores))
+    groups = len(scores) // _GROUP
     if groups >= 4 * k:
-        # k groups have a value of at least the k-th largest maximum: a bound in one quick pass.
-        maxima = low[: groups * _GROUP].reshape(groups, _GROUP).max(axis=1)
-        bound = np.partition(maxima, groups - k)[groups - k] - reach
-        chosen = np.flatnonzero(high >= bound)
-        subset, high = low[chosen], high[chosen]
-    if len(subset) > k:
-        bound = np.partition(subset, len(subset) - k)[len(subset) - k] - reach
-        passing = high >= bound
-        chosen = np.flatnonzero(passing) if chosen is None else chosen[passing]
-    assert chosen is not None
-    return chosen[values[chosen] > -np.inf]
+        # k groups have a score of at least the k-th largest maximum: a bound in one quick pass.
+        maxima = scores[: groups * _GROUP].reshape(groups, _GROUP).max(axis=1)
+        near = np.flatnonzero(scores >= np.partition(maxima, groups - k)[groups - k] - reach)
+    if len(near) > k:
+        subset = scores[near]
+        near = near[subset >= np.partition(subset, len(subset) - k)[len(subset) - k] - reach]
+    return near[scores[near] > -np.inf]

@@ -131,16 +131,6 @@ def read(path: str | os.PathLike, batch_size: int = _BATCH) -> Iterator[Batch]:
                 row += len(rows)
 
 
-def ids(path: str | os.PathLike) -> Iterator[list[str]]:
-    """Yields the ids of the rows of a file or a folder of parts, in batches."""
-    _, parquet = pyarrow()
-    for file in _files(path):
-        _schema(file)
-        with parquet.ParquetFile(file) as opened:
-            for rows in opened.iter_batches(columns=["id"]):
-                yield rows["id"].to_pylist()
-
-
 def _files(path: str | os.PathLike) -> Iterator[pathlib.Path]:
     """Yields a file, or the Parquet files of all parts."""
     if not os.path.isdir(path):
@@ -187,17 +177,11 @@ def _schema(path: pathlib.Path) -> tuple[Any, str]:
     except (pa.ArrowInvalid, OSError) as error:
         raise InvalidInput(f"{path} is not Parquet: {error}") from None
     kinds = {field.name: field.type for field in schema}
-    name = next((name for name in _VECTOR_NAMES if name in kinds), None)
-    text, lists = (
-        (pa.types.is_string, pa.types.is_large_string),
-        (
-            pa.types.is_list,
-            pa.types.is_large_list,
-            pa.types.is_fixed_size_list,
-        ),
-    )
-    has_ids = "id" in kinds and any(test(kinds["id"]) for test in text)
-    if name is None or not has_ids or not any(test(kinds[name]) for test in lists):
+    name = next((name for name in _VECTOR_NAMES if name in kinds), "")
+    is_list = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
+    if kinds.get("id") not in (pa.string(), pa.large_string()) or not any(
+        test(kinds.get(name, pa.null())) for test in is_list
+    ):
         columns = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
         raise InvalidInput(
             f"{path} needs the columns id (text) and vector or embedding (lists of numbers); it "

@@ -14,12 +14,11 @@ with `replace=True` if it may have happened.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -27,25 +26,29 @@ try:
     import psycopg
     from pgvector import Vector
     from pgvector.psycopg import register_vector
-    from psycopg import Connection, Cursor, errors, sql
+    from psycopg import Connection, Cursor, errors
     from psycopg.types.json import Jsonb
 except ImportError as error:
     raise ImportError(
         f"PostgreSQL needs psycopg and pgvector ({error}): pip install 'dmljax[postgres]'"
     ) from None
 
-from dmljax.index import inputs, nearest
-from dmljax.index.base import Hit, Index, Item, State
+from dmljax.index import filters, inputs, nearest
+from dmljax.index.base import Index, Item
 from dmljax.index.errors import Damaged, InvalidInput, Locked, Superseded, Unavailable
-from dmljax.index.filters import Condition, kind
+from dmljax.index.filters import Condition, Dialect
 from dmljax.index.inputs import Settings
-
-R = TypeVar("R")
 
 _FORMAT = 1
 _FETCHED = 10_000  # rows that a scan reads together
 _MORE = 6  # candidates beyond k, because float32 may order them wrongly
 _CONNECT_SECONDS = 10
+_POINTER = """
+create table {pointer} (
+    only_row boolean primary key default true check (only_row),
+    format integer not null, generation integer not null
+);
+"""
 _TABLES = """
 create table {settings} (
     only_row boolean primary key default true check (only_row),
@@ -57,19 +60,43 @@ create table {items} (
     metadata jsonb not null, vector vector({dimension}) not null, folder text, stamp text
 );
 """
-_POINTER = """
-create table {pointer} (
-    only_row boolean primary key default true check (only_row),
-    format integer not null, generation integer not null
-);
-insert into {pointer} (format, generation) values ({format}, 1);
-"""
-_SETTINGS = "select model, dimension, similarity from {settings}"
 _INDEXES = (
     "select am.amname from pg_index i join pg_class c on c.oid = i.indexrelid "
     "join pg_am am on am.oid = c.relam "
-    "where i.indrelid = %s::regclass and am.amname in ('hnsw', 'ivfflat')"
+    "where i.indrelid = '{items}'::regclass and am.amname in ('hnsw', 'ivfflat')"
 )
+_TYPE = "jsonb_typeof(metadata -> ?::text)"
+_DIALECT = Dialect(
+    type=_TYPE,
+    each="jsonb_each(metadata)",
+    tests={
+        "bool": "metadata -> ?::text {}",
+        "text": f"({_TYPE} = 'string' and (metadata ->> ?::text) collate \"C\" {{}})",
+        "number": f"({_TYPE} = 'number' and metadata -> ?::text {{}})",
+    },
+    ids="= any(?)",
+    field_fn=str,
+    value_fn=lambda value: value if isinstance(value, str) else Jsonb(value),
+    list_fn=list,
+)
+# What an error of the server means, if it is not `Unavailable`.
+_ERRORS: tuple[tuple[type[Exception], type[Exception], str], ...] = (
+    (errors.UndefinedTable, Superseded, ": open the index again"),
+    (errors.LockNotAvailable, Locked, ": it is being written by another session, wait for it"),
+    (errors.DataCorrupted, Damaged, ". Restore the database from a backup"),
+    (errors.IndexCorrupted, Damaged, ". Restore the database from a backup"),
+    (psycopg.Error, Unavailable, ""),
+)
+
+
+@contextlib.contextmanager
+def _one_line_errors(place: str) -> Iterator[None]:
+    try:
+        yield
+    except psycopg.Error as error:
+        text = " ".join((error.diag.message_primary or str(error)).split())[:300]
+        kind, advice = next(x[1:] for x in _ERRORS if isinstance(error, x[0]))
+        raise kind(f"{place}: {text}{advice}") from error
 
 
 class _Address:
@@ -90,13 +117,10 @@ class _Address:
         host = parts.netloc.rpartition("@")[2]
         self.place = f"postgresql://{host}{parts.path}?table={self.table}"  # without a password
 
-    def sql(self, text: str, generation: int = 0, dimension: int = 0) -> sql.Composed:
-        """Returns a statement in which {pointer}, {settings} and so on become quoted names."""
-        suffixes = "settings", "items"
-        names = {x: sql.Identifier(f"{self.table}_{generation}_{x}") for x in suffixes}
-        names["pointer"] = sql.Identifier(self.table)
-        numbers = {"dimension": sql.Literal(dimension), "format": sql.Literal(_FORMAT)}
-        return sql.SQL(text).format(**names, **numbers)
+    def sql(self, text: str, generation: int = 0, **values: Any) -> str:
+        """Returns a statement with the names of the tables, and `?` as psycopg expects it."""
+        names = {x: f'"{self.table}_{generation}_{x}"' for x in ("settings", "items")}
+        return text.format(pointer=f'"{self.table}"', **names, **values).replace("?", "%s")
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[Connection]:
@@ -121,18 +145,16 @@ class _Address:
             raise
         return connection
 
-    def exists(self, connection: Connection, suffix: str = "") -> bool:
-        """Returns whether a table exists."""
-        row = connection.execute("select to_regclass(%s)", (f'"{self.table}{suffix}"',)).fetchone()
-        return row is not None and row[0] is not None
-
     def current_generation(self, connection: Connection) -> int:
         """Returns the number of the current generation."""
-        if not self.exists(connection):
-            raise FileNotFoundError(f"{self.place} does not exist: it is not an index of dmljax")
         try:
-            statement = self.sql("select format, generation from {pointer}")
-            row = connection.execute(statement).fetchone()
+            row = connection.execute(
+                self.sql("select format, generation from {pointer}")
+            ).fetchone()
+        except errors.UndefinedTable:
+            raise FileNotFoundError(
+                f"{self.place} does not exist: it is not an index of dmljax"
+            ) from None
         except errors.UndefinedColumn:
             row = None
         if row is None:
@@ -144,11 +166,11 @@ class _Address:
         self, connection: Connection, generation: int, settings: Settings
     ) -> None:
         """Creates the tables of a generation."""
-        connection.execute(self.sql(_TABLES, generation, settings.dimension))
-        statement = "insert into {settings} values (true, %s, %s, %s, 0, 0)"
+        connection.execute(self.sql(_TABLES, generation, dimension=settings.dimension))
+        statement = "insert into {settings} values (true, ?, ?, ?, 0, 0)"
         connection.execute(self.sql(statement, generation), settings)
 
-    def drop(self, connection: Connection, generations: Iterable[int]) -> None:
+    def drop(self, connection: Connection, generations: range) -> None:
         """Deletes the tables of generations, as far as they exist."""
         for generation in generations:
             connection.execute(self.sql("drop table if exists {settings}, {items}", generation))
@@ -163,48 +185,21 @@ class _Address:
         connection.execute("set lock_timeout = 0")
 
 
-@contextlib.contextmanager
-def _one_line_errors(place: str) -> Iterator[None]:
-    """Turns errors of the server into `Unavailable`, `Superseded` or `Damaged`, in one line."""
-    try:
-        yield
-    except psycopg.Error as error:
-        text = error.diag.message_primary or str(error)
-        text = " ".join(text.split())[:300]
-        if isinstance(error, errors.InsufficientPrivilege):
-            text = (
-                f"the role lacks rights ({text}): let the owner of the tables or the database help"
-            )
-        elif isinstance(error, errors.QueryCanceled):
-            text = f"the call took too long ({text}). It changed nothing"
-        elif isinstance(error, errors.UndefinedTable):
-            raise Superseded(f"{place}: tables are gone ({text}): open the index again") from None
-        elif isinstance(error, errors.LockNotAvailable):
-            writer = "another session: wait for it, or end it"
-            raise Locked(f"{place} is being written by {writer}") from None
-        elif isinstance(error, errors.DataCorrupted | errors.IndexCorrupted):
-            raise Damaged(f"{place}: {text}. Restore the database from a backup") from error
-        elif isinstance(error, errors.ReadOnlySqlTransaction):
-            text = f"the server only takes reads ({text})"
-        elif isinstance(error, psycopg.OperationalError):
-            text = f"the server cannot be reached ({text})"
-        raise Unavailable(f"{place}: {text}") from error
-
-
-class PostgresIndex(Index[Cursor]):
+class PostgresIndex(Index):
     """An index in PostgreSQL: any number of writers and readers."""
+
+    _dialect = _DIALECT
 
     @classmethod
     def create(cls, place: str | os.PathLike, settings: Settings) -> PostgresIndex:
         address = _Address(place)
         with address.connected() as connection, connection.transaction():
-            # Of two creations at a time, the second one waits here.
-            lock = "select pg_advisory_xact_lock(hashtextextended(%s, 0))"
-            connection.execute(lock, (f"dmljax create {address.table}",))
-            if address.exists(connection):
+            try:
+                connection.execute(address.sql(_POINTER))
+            except errors.DuplicateTable:
                 problem = "exists already: open it, or choose another ?table="
-                raise InvalidInput(f"{address.place} {problem}")
-            connection.execute(address.sql(_POINTER))
+                raise InvalidInput(f"{address.place} {problem}") from None
+            connection.execute(address.sql("insert into {pointer} values (true, ?, 1)"), [_FORMAT])
             address.create_generation(connection, 1, settings)
         return cls(address, 1, write=True)
 
@@ -221,13 +216,16 @@ class PostgresIndex(Index[Cursor]):
         with address.connected() as connection:
             generation = address.current_generation(connection) + 1
             address.lock(connection, exclusive=True)
+            stored = None
+            with contextlib.suppress(errors.UndefinedTable):
+                text = address.sql(
+                    "select model, dimension, similarity from {settings}", generation
+                )
+                stored = connection.execute(text).fetchone()
             with connection.transaction():
                 address.drop(connection, range(1, generation - 1))
-                stored = None
-                if address.exists(connection, f"_{generation}_settings"):
-                    stored = connection.execute(address.sql(_SETTINGS, generation)).fetchone()
                 if stored != settings:
-                    address.drop(connection, [generation])
+                    address.drop(connection, range(generation, generation + 1))
                     address.create_generation(connection, generation, settings)
         return cls(address, generation, write=True, exclusive=True)
 
@@ -235,26 +233,12 @@ class PostgresIndex(Index[Cursor]):
         super().__init__(address.place, generation, write=write)
         self._address, self._exclusive = address, exclusive
         self._connection: Connection | None = None
-        self.dimension = 0
         try:
-            settings = self._read(lambda cursor: self._one(cursor, _SETTINGS))
-            self.model, self.dimension, self.similarity = settings
+            with self._transaction() as cursor:
+                self._read_settings(cursor)
         except BaseException:
             self.close()
             raise
-
-    @property
-    def _table_of_items(self) -> str:
-        return f'"{self._address.table}_{self.generation}_items"'
-
-    def _sql(self, text: str) -> sql.Composed:
-        return self._address.sql(text, self.generation, self.dimension)
-
-    def _one(self, cursor: Cursor, text: str, parameters: tuple = ()) -> tuple:
-        row = cursor.execute(self._sql(text), parameters).fetchone()
-        if row is None:
-            raise Damaged(f"{self.place} lacks its settings: restore the table from a backup")
-        return row
 
     def _connected(self) -> Connection:
         self._check_open()
@@ -271,24 +255,17 @@ class PostgresIndex(Index[Cursor]):
             self._connection = connection
         return self._connection
 
-    def _read(self, read_fn: Callable[[Cursor], R]) -> R:
+    @contextlib.contextmanager
+    def _transaction(self, *, write: bool = False) -> Iterator[Cursor]:
+        """Begins a transaction. Writers wait for each other at the row of settings."""
         with self._lock, _one_line_errors(self.place):
             connection = self._connected()
-            with connection.transaction(), connection.cursor(binary=True) as cursor:
-                cursor.execute("set transaction isolation level repeatable read, read only")
-                return read_fn(cursor)
-
-    def _change(self, change_fn: Callable[[Cursor], int]) -> None:
-        """Changes items. Writers wait for each other at the row of settings."""
-        with (
-            self._lock,
-            _one_line_errors(self.place),
-            self._connected().transaction(),
-            self._connected().cursor() as cursor,
-        ):
-            cursor.execute(self._sql("update {settings} set version = version + 1"))
-            added = change_fn(cursor)
-            cursor.execute(self._sql("update {settings} set items = items + %s"), (added,))
+            with connection.transaction(), connection.cursor(binary=not write) as cursor:
+                if write:
+                    self._rows(cursor, "update {settings} set version = version + 1")
+                else:
+                    cursor.execute("set transaction isolation level repeatable read, read only")
+                yield cursor
 
     @contextlib.contextmanager
     def _snapshot(self) -> Iterator[Cursor]:
@@ -300,29 +277,29 @@ class PostgresIndex(Index[Cursor]):
             with connection.transaction(), connection.cursor(binary=True) as cursor:
                 yield cursor
 
-    def _state(self, cursor: Cursor) -> State:
-        return State(*self._one(cursor, "select version, items from {settings}"))
+    def _sql(self, text: str) -> str:
+        return self._address.sql(text, self.generation)
 
-    def _existing(self, cursor: Cursor, ids: list[str]) -> list[str]:
-        statement = self._sql("select id from {items} where id = any(%s)")
-        return [name for (name,) in cursor.execute(statement, (ids,)).fetchall()]
+    def _rows(self, transaction: Cursor, text: str, parameters: Sequence[Any] = ()) -> list:
+        cursor = transaction.execute(self._sql(text), parameters or None)
+        return [] if cursor.description is None else cursor.fetchall()
 
-    def _items(self, cursor: Cursor, ids: list[str] | None) -> Iterator[Item]:
+    def _items(self, transaction: Cursor, ids: list[str] | None) -> Iterator[Item]:
         columns = "select id, metadata, vector from {items} "
         with contextlib.ExitStack() as stack:
-            rows: Any = cursor
+            rows: Any = transaction
             if ids is None:  # a cursor of the server: the rows need not fit into memory
-                rows = stack.enter_context(cursor.connection.cursor("scan", binary=True))
+                rows = stack.enter_context(transaction.connection.cursor("scan", binary=True))
                 rows.itersize = _FETCHED
                 rows.execute(self._sql(columns + "order by row"))
             else:
-                rows.execute(self._sql(columns + "where id = any(%s)"), (ids,))
+                rows = self._rows(transaction, f"{columns} where id {self._dialect.ids}", [ids])
             for name, metadata, vector in rows:
                 yield Item(name, _array(vector), _metadata(metadata))
 
     def _insert(
         self,
-        cursor: Cursor,
+        transaction: Cursor,
         ids: list[str],
         vectors: np.ndarray,
         metadata: list[str],
@@ -330,100 +307,65 @@ class PostgresIndex(Index[Cursor]):
     ) -> None:
         columns = "(id, metadata, vector, folder, stamp)"
         statement = f"copy {{items}} {columns} from stdin with (format binary)"
-        with cursor.copy(self._sql(statement)) as copy:
+        with transaction.copy(self._sql(statement)) as copy:
             copy.set_types(["text", "jsonb", "vector", "text", "text"])
             for name, text, vector, file in zip(ids, metadata, vectors, files, strict=True):
                 copy.write_row((name, Jsonb(text, dumps=str), Vector(vector), *file))
 
-    def _files(self, cursor: Cursor, ids: list[str] | None) -> Cursor:
-        statement = "select id, folder, stamp from {items} where folder is not null"
-        if ids is None:
-            return cursor.execute(self._sql(statement))
-        return cursor.execute(self._sql(statement + " and id = any(%s)"), (ids,))
-
-    def _remove(self, cursor: Cursor, ids: list[str]) -> None:
-        cursor.execute(self._sql("delete from {items} where id = any(%s)"), (ids,))
-
-    def _fields(self, cursor: Cursor) -> set[str]:
-        statement = "select distinct jsonb_object_keys(metadata) from {items}"
-        return {name for (name,) in cursor.execute(self._sql(statement))}
-
-    def _has_field(self, cursor: Cursor, field: str) -> bool:
-        statement = self._sql("select 1 from {items} where metadata ? %s limit 1")
-        return cursor.execute(statement, (field,)).fetchone() is not None
-
-    def _count(self, cursor: Cursor, conditions: list[Condition]) -> int:
-        text, parameters = _condition_sql(conditions)
-        statement = self._sql("select count(*) from {items} where ") + sql.SQL(text)
-        return cursor.execute(statement, parameters).fetchall()[0][0]
+    def _remove(self, transaction: Cursor, ids: list[str]) -> None:
+        self._rows(transaction, f"delete from {{items}} where id {self._dialect.ids}", [ids])
 
     def _search(
-        self, cursor: Cursor, queries: np.ndarray, k: int, conditions: list[Condition]
-    ) -> list[list[Hit]]:
+        self, transaction: Cursor, queries: np.ndarray, k: int, conditions: list[Condition]
+    ) -> tuple[list[tuple[np.ndarray, np.ndarray]], dict[int, tuple[str, dict[str, Any]]]]:
         similarity = nearest.SIMILARITIES[self.similarity]
-        text, parameters = _condition_sql(conditions)
+        text, parameters = filters.to_sql(conditions, self._dialect)
         # `with ties` leaves the choice among equal items to `nearest.best`.
         statement = (
-            self._sql("select row, id, metadata, vector from {items} where ")
-            + sql.SQL(text)
-            + sql.SQL(f" order by vector {similarity.operator} %s fetch first %s rows with ties")
+            f"select row, id, metadata, vector from {{items}} where {text} "
+            f"order by vector {similarity.operator} ? fetch first ? rows with ties"
         )
-        results = []
+        results, items = [], {}
         for query in queries:
-            candidates = cursor.execute(statement, [*parameters, Vector(query), k + _MORE])
-            items = {row: others for row, *others in candidates}
-            vectors = np.array([_array(vector) for *_, vector in items.values()], np.float32)
-            vectors = vectors.reshape(-1, self.dimension)
-            rows = np.array([*items], np.int64)
-            rows, values = nearest.best(query, rows, vectors, k, similarity)
-            results.append(
-                [
-                    Hit(items[row][0], value, _metadata(items[row][1]))
-                    for row, value in zip(rows.tolist(), values.tolist(), strict=True)
-                ]
-            )
-        return results
+            parameters_of_query = [*parameters, Vector(query), k + _MORE]
+            chosen = self._rows(transaction, statement, parameters_of_query)
+            vectors = np.array([_array(vector) for *_, vector in chosen], np.float32)
+            values = similarity.score_fn(query, vectors.reshape(-1, self.dimension))
+            rows = np.array([row for row, *_ in chosen], np.int64)
+            results.append(nearest.best(rows, values, k))
+            items |= {row: (name, _metadata(metadata)) for row, name, metadata, _ in chosen}
+        return results, items
 
     def compact(self) -> None:
         self._check_writable()
-
-        def change(cursor: Cursor) -> int:
-            if self._one(cursor, "select generation from {pointer}")[0] == self.generation:
+        if not self.superseded:
+            with self._transaction(write=True) as cursor:
                 self._address.drop(cursor.connection, range(1, self.generation))
-            return 0
-
-        self._change(change)
         with self._lock, _one_line_errors(self.place):
             self._connected().execute(self._sql("vacuum (full, analyze) {items}"))
 
-    def _problems(self, cursor: Cursor) -> list[str]:
-        counted = self._state(cursor).items
-        (rows,) = self._one(cursor, "select count(*) from {items}")
-        problems = []
-        if rows != counted:
-            problems.append(f"{self.place}: {rows} items, {counted} counted")
-        is_unit = "abs(vector_norm(vector) - 1) <= 1e-3"
+    def _problems(self, transaction: Cursor) -> list[str]:
+        counted = self._state(transaction).items
+        ((count,),) = self._rows(transaction, "select count(*) from {items}")
+        problems = [f"{self.place}: {count} items, {counted} counted"] if count != counted else []
         needs_unit = nearest.SIMILARITIES[self.similarity].needs_unit
-        wrong = f"not {is_unit} or " if needs_unit else ""
-        statement = f"select id from {{items}} where {wrong}jsonb_typeof(metadata) <> 'object' "
-        cursor.execute(self._sql(statement + "order by row limit 10"))
-        return problems + [f"{self.place}: item {name!r} was changed" for (name,) in cursor]
+        wrong = "not abs(vector_norm(vector) - 1) <= 1e-3 or " if needs_unit else ""
+        text = f"select id from {{items}} where {wrong}jsonb_typeof(metadata) <> 'object' "
+        names = self._rows(transaction, text + "order by row limit 10")
+        return problems + [f"{self.place}: item {name!r} was changed" for (name,) in names]
 
-    def _facts(self, cursor: Cursor) -> dict[str, Any]:
-        table = (self._table_of_items,)
-        (size,) = self._one(cursor, "select pg_total_relation_size(%s::regclass)", table)
-        names = ", ".join(name for (name,) in cursor.execute(_INDEXES, table))
+    def _facts(self, transaction: Cursor) -> dict[str, Any]:
+        ((size,),) = self._rows(transaction, "select pg_total_relation_size('{items}'::regclass)")
+        names = ", ".join(name for (name,) in self._rows(transaction, _INDEXES))
         return {"bytes": size} | ({"search": f"by {names} of the database"} if names else {})
 
     def _current(self) -> int:
-        return self._read(lambda cursor: self._one(cursor, "select generation from {pointer}")[0])
+        with self._transaction() as cursor:
+            return self._rows(cursor, "select generation from {pointer}")[0][0]
 
     def _switch(self) -> None:
-        def change(cursor: Cursor) -> int:
-            cursor.execute(self._sql("update {pointer} set generation = %s"), (self.generation,))
-            return 0
-
-        self._change(change)
+        with self._transaction(write=True) as cursor:
+            self._rows(cursor, "update {pointer} set generation = ?", [self.generation])
 
     def _discard(self) -> None:
         with self._lock, _one_line_errors(self.place):
@@ -440,29 +382,6 @@ class PostgresIndex(Index[Cursor]):
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
-
-
-def _condition_sql(conditions: list[Condition]) -> tuple[str, list[Any]]:
-    """Returns the text after `where`, which contains no values, and its parameters."""
-    terms, parameters = ["true"], []
-    for field, operator, values in conditions:
-        choices = []
-        if operator == "=":
-            choices.append("metadata -> %s::text = any(%s::text[]::jsonb[])")
-            parameters += [field, [json.dumps(value) for value in values if value is not None]]
-            if None in values:
-                choices.append("coalesce(jsonb_typeof(metadata -> %s::text), 'null') = 'null'")
-                parameters.append(field)
-        for value in values if operator != "=" else ():
-            is_text = kind(value) == "text"
-            name = "string" if is_text else "number"
-            compared = f'(metadata ->> %s::text) collate "C" {operator} %s::text'
-            if not is_text:
-                compared = f"metadata -> %s::text {operator} %s::text::jsonb"
-            choices.append(f"(jsonb_typeof(metadata -> %s::text) = '{name}' and {compared})")
-            parameters += [field, field, value if is_text else json.dumps(value)]
-        terms.append(f"({' or '.join(choices)})")
-    return " and ".join(terms), parameters
 
 
 def _array(vector: Any) -> np.ndarray:

@@ -236,11 +236,6 @@ def test_places_models_and_writers(place):
         assert (store.count(), store.dimension) == (2, 4)
 
 
-def test_a_scheme_without_a_store_is_refused():
-    with pytest.raises(ValueError, match="choose a folder, or postgresql://"):
-        index.open("s3://bucket/photos.index")
-
-
 def test_an_index_is_discarded_as_a_whole(place):
     """Includes its next generation. Then the place is free."""
     settings = {"dimension": DIMENSION}

@@ -7,7 +7,7 @@ import pytest
 from index_loops import unit_vectors
 
 from dmljax import index
-from dmljax.index import filters
+from dmljax.index import database, filters
 
 MODEL = "ab" * 32
 DIMENSION = 8
@@ -154,9 +154,9 @@ METADATA = {
     "NaN": ([{"x": float("nan")}], "number nan"),
     "infinity": ([{"x": [1, float("-inf")]}], "number -inf"),
     "large integer": ([{"x": 2**63}], "beyond 64 bits"),
-    "bytes": ([{"x": b"y"}], "type bytes"),
-    "array": ([{"x": np.float32(1)}], "type float32"),
-    "key": ([{1: "x"}], "field 1"),
+    "bytes": ([{"x": b"y"}], "a bytes; possible are"),
+    "array": ([{"x": np.float32(1)}], "a float32"),
+    "key": ([{1: "x"}], "field 1, has a name that is not text"),
     "NUL": ([{"x": "\0"}], "NUL"),
     "NUL in a key": ([{"\0": 1}], "NUL"),
     "surrogate": ([{"x": "\udfff"}], "invalid Unicode"),
@@ -200,9 +200,9 @@ SEARCHES = {
         "11000 values in all",
     ),
     "object": ({"where": {"year": [{"<": 1}]}}, "compared with a dict"),
-    "NaN": ({"where": {"year": float("nan")}}, "compared with nan"),
+    "NaN": ({"where": {"year": float("nan")}}, "compared with the number nan"),
     "large": ({"where": {"year": 2**63}}, "beyond 64 bits"),
-    "surrogate": ({"where": {"color": "\ud800"}}, "text that no item can have"),
+    "surrogate": ({"where": {"color": "\ud800"}}, "invalid Unicode"),
     "threshold": (
         {"threshold": 1.5},
         "threshold=1.5: choose a number from -1 to 1, because the similarity of this index is",
@@ -247,9 +247,8 @@ def test_no_match(store):
 
 def test_a_filter_is_never_part_of_the_statement():
     value = "x' or 1=1 --"
-    from dmljax.index import database
-
-    text, parameters = database.condition_sql(filters.parse({value: [value, 1], "b": {"<": value}}))
+    conditions = filters.parse({value: [value, 1], "b": {"<": value}})
+    text, parameters = filters.to_sql(conditions, database.DIALECT)
     assert value not in text and parameters.count(value) == 2
 
 

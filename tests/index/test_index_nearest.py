@@ -34,9 +34,7 @@ def _loop(query, vectors, k, similarity, where):
     spread=st.sampled_from([1e-3, 1.0, 100.0]),
     masked=st.booleans(),
 )
-def test_the_best_are_among_the_candidates(
-    seed, similarity, count, queries, k, center, spread, masked
-):
+def test_the_best_of_two_blocks(seed, similarity, count, queries, k, center, spread, masked):
     rng = np.random.default_rng(seed)
     x = center + spread * rng.normal(size=(count + queries, 5))
     x[rng.random(len(x)) < 0.05] *= 1e4
@@ -44,26 +42,34 @@ def test_the_best_are_among_the_candidates(
         x /= np.linalg.norm(x, axis=1, keepdims=True)
     x = x.astype(np.float32)
     x[: count // 3] = x[0]  # equal vectors
-    vectors, asked = x[:count], x[count:]
+    vectors, asked, rows = x[:count], x[count:], np.arange(count)
     where = rng.random(count) < rng.choice([0.05, 0.9]) if masked else None
-    record = SIMILARITIES[similarity]
-    candidates = nearest.candidates(asked, vectors, k, record, where=where)
-    for query, rows in zip(asked, candidates, strict=True):
-        best, _ = nearest.best(query, rows, vectors[rows], k, record)
+    parts = slice(count // 2), slice(count // 2, None)
+    blocks = [
+        nearest.Block(rows[part], vectors[part], None if where is None else where[part])
+        for part in parts
+    ]
+    results = nearest.search(asked, blocks, k, SIMILARITIES[similarity])
+    for query, (best, _) in zip(asked, results, strict=True):
         assert best.tolist() == _loop(query, vectors, k, similarity, where)
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
-def test_rows_that_float32_cannot_tell_apart_are_not_all_kept(similarity):
-    """Finds few candidates, the right ones, among many nearly equal rows in several tiles."""
+def test_rows_that_float32_cannot_tell_apart_are_not_all_compared(similarity):
+    """Finds the right ones among many nearly equal rows in several tiles."""
     rng = np.random.default_rng(0)
     x = np.ones((150_000, 4)) + 1e-6 * rng.normal(size=(150_000, 4))
     x = x / np.linalg.norm(x, axis=1, keepdims=True)
-    vectors = x.astype(np.float32)
-    query = vectors[77_777:77_778]
+    vectors, rows = x.astype(np.float32), np.arange(len(x))
+    query, compared = vectors[77_777], []
     record = SIMILARITIES[similarity]
-    (rows,) = nearest.candidates(query, vectors, 10, record)
-    assert len(rows) < 10_000
-    expected, _ = nearest.best(query[0], np.arange(len(vectors)), vectors, 10, record)
-    found, _ = nearest.best(query[0], rows, vectors[rows], 10, record)
-    assert found.tolist() == expected.tolist()
+
+    def score(query, vectors):
+        compared.append(len(vectors))
+        return record.score_fn(query, vectors)
+
+    block = nearest.Block(rows, vectors)
+    ((best, _),) = nearest.search(query[None], [block], 10, record._replace(score_fn=score))
+    assert sum(compared) < 10_000
+    expected, _ = nearest.best(rows, record.score_fn(query, vectors), 10)
+    assert best.tolist() == expected.tolist()

@@ -3,8 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
-import time
 
 import numpy as np
 import postgres
@@ -13,7 +11,6 @@ import pytest
 from index_loops import NaiveIndex, same, unit_vectors
 
 from dmljax import index
-from dmljax.index.postgres import _Address
 
 MODEL, OTHER = "ab" * 32, "cd" * 32
 DIMENSION = 8
@@ -48,47 +45,19 @@ def test_a_server_that_restarts_and_one_that_is_away(server, place):
     server.stop()
     server.start()
     # A call is not repeated by itself, but the next one connects again.
-    refuses("cannot be reached", lambda: reader.search(UNIT[:1], 2))
+    refuses("connect", lambda: reader.search(UNIT[:1], 2))
     assert [hit.id for hit in reader.search(UNIT[:1], 2)[0]] == ["a", "b"]
-    refuses("cannot be reached", lambda: store.add(["c"], UNIT[2:3]))
+    refuses("connect", lambda: store.add(["c"], UNIT[2:3]))
     store.add(["c"], UNIT[2:3], replace=True)
     assert store.count() == reader.count() == 3
     server.stop()
-    refuses("cannot be reached", reader.count)
-    refuses("cannot be reached", lambda: store.delete(["a"]))
-    refuses("cannot be reached", lambda: index.open(place))
+    refuses("connect", reader.count)
+    refuses("connect", lambda: store.delete(["a"]))
+    refuses("connect", lambda: index.open(place))
     server.start()
     assert reader.count() == 3 and store.version == 2
     store.close()
     reader.close()
-
-
-def test_the_second_of_two_creations_at_a_time_is_refused(server, place, monkeypatch):
-    results, create_generation = [], _Address.create_generation
-
-    def create():
-        try:
-            index.create(place, model=MODEL, dimension=DIMENSION).close()
-            results.append("created")
-        except (OSError, ValueError) as error:
-            results.append(str(error))
-
-    thread = threading.Thread(target=create)
-
-    def create_when_the_thread_waits(*arguments):
-        monkeypatch.undo()
-        thread.start()
-        waiting = "select 1 from pg_stat_activity where wait_event_type = 'Lock'"
-        with psycopg.connect(server.address, autocommit=True) as other:
-            while not other.execute(waiting).fetchone():
-                time.sleep(0.01)
-        create_generation(*arguments)
-
-    monkeypatch.setattr(_Address, "create_generation", create_when_the_thread_waits)
-    create()
-    thread.join()
-    created, refusal = sorted(results, key=len)
-    assert created == "created" and "exists already: open it" in refusal
 
 
 def test_what_was_added_survives_a_kill_of_the_server_and_of_a_client(server, place):
@@ -167,11 +136,11 @@ def test_extension_and_rights(server):
         connection.execute("create database empty")
     guest = _address(server, role="guest", database="empty", more="&table=photos")
     call = lambda: index.create(guest, model=MODEL, dimension=8)  # noqa: E731
-    refuses("lacks rights .permission denied to create extension", call)
+    refuses("permission denied to create extension", call)
     owner = _address(server, database="empty", more="&table=photos")
     index.create(owner, model=MODEL, dimension=DIMENSION).close()
-    refuses("lacks rights", lambda: index.open(guest))
-    refuses("lacks rights", lambda: index.create(guest + "2", model=MODEL, dimension=8))
+    refuses("permission denied", lambda: index.open(guest))
+    refuses("permission denied", lambda: index.create(guest + "2", model=MODEL, dimension=8))
     with psycopg.connect(_address(server, database="empty"), autocommit=True) as connection:
         for table in ("photos", "photos_1_settings", "photos_1_items"):
             connection.execute(f"grant select on {table} to guest")
@@ -180,10 +149,10 @@ def test_extension_and_rights(server):
     with index.open(guest) as store:
         assert [hit.id for hit in store.search(UNIT[:1], 1)[0]] == ["a"]
     with index.open(guest, write=True) as store:
-        refuses("lacks rights", lambda: store.add(["b"], UNIT[1:2]))
+        refuses("permission denied", lambda: store.add(["b"], UNIT[1:2]))
         assert store.count() == 1
     nobody = _address(server, role="nobody")
-    refuses('cannot be reached.*"nobody" does not exist', lambda: index.open(nobody))
+    refuses('"nobody" does not exist', lambda: index.open(nobody))
     missing = _address(server, database="missing")
     refuses('"missing" does not exist', lambda: index.open(missing))
 
@@ -207,8 +176,8 @@ def test_a_statement_timeout(server, place):
     with index.open(options, write=True) as store:
         with psycopg.connect(server.address) as connection:
             connection.execute(f"lock table {table}_1_items in access exclusive mode")
-            refuses("took too long", lambda: store.search(UNIT[:1], 1))
-            refuses("took too long", lambda: store.add(["b"], UNIT[1:2]))
+            refuses("statement timeout", lambda: store.search(UNIT[:1], 1))
+            refuses("statement timeout", lambda: store.add(["b"], UNIT[1:2]))
         assert store.count() == 1 and store.version == 1
 
 
@@ -236,11 +205,3 @@ def test_several_writers_and_a_reindex(server, place):
         store.compact()  # deletes the previous generation
     refuses("open the index again", reader.count, index.Superseded)
     reader.close()
-
-
-def test_passwords_are_not_shown(server):
-    address = "postgresql://app:secret@127.0.0.1:1/postgres?connect_timeout=1"
-    refuses("cannot be reached", lambda: index.open(address))
-    with pytest.raises(index.Unavailable) as caught:
-        index.open(address)
-    assert "secret" not in str(caught.value)
