@@ -7,12 +7,12 @@ databases have in common is SQL here; the handle of a transaction is a connectio
 from __future__ import annotations
 
 import abc
-import contextlib
 import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,26 +25,9 @@ from dmljax.index.inputs import Settings
 from dmljax.index.nearest import SIMILARITIES
 
 _ITEMS = "update {settings} set items = items + ?"
-_of_thread = threading.local()
-
-
-@contextlib.contextmanager
-def stopped_when(stop_fn: Callable[[], bool]) -> Iterator[None]:
-    """Ends calls of this thread, within the block, with `Unavailable` after `stop_fn()` is true.
-
-    A call that is stopped changes nothing. An index in a folder stops in the middle of a statement;
-    a server of PostgreSQL has `statement_timeout` for that.
-    """
-    _of_thread.stop_fn = stop_fn
-    try:
-        yield
-    finally:
-        _of_thread.stop_fn = None
-
-
-def stop_fn() -> Callable[[], bool] | None:
-    """Returns the function of the block `stopped_when` of this thread; None outside of one."""
-    return getattr(_of_thread, "stop_fn", None)
+# While this function of the context is true, calls end with `Unavailable` and change nothing. An
+# index in a folder stops within a statement; PostgreSQL has `statement_timeout` for that.
+STOP_FN: ContextVar[Callable[[], bool] | None] = ContextVar("STOP_FN", default=None)
 
 
 class Hit(NamedTuple):

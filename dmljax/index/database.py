@@ -52,7 +52,7 @@ DIALECT = Dialect(
     list_fn=lambda values: json.dumps(values, ensure_ascii=False),
 )
 _BUSY_SECONDS = 10
-_OPCODES = 10_000  # instructions of SQLite between two calls of `stop_fn`: less than 1 ms
+_OPCODES = 10_000  # instructions of SQLite between two calls of `STOP_FN`: less than 1 ms
 _PERMISSIONS = "it cannot be opened or written; check the permissions"
 _PROBLEMS = {
     sqlite3.SQLITE_FULL: "the disk is full. The call changed nothing; free space and repeat it",
@@ -121,9 +121,9 @@ def create(file: pathlib.Path, settings: Settings) -> None:
 
 @contextlib.contextmanager
 def transaction(connection: Connection, *, write: bool = False) -> Iterator[Connection]:
-    """Commits at the end of the block, and rolls back after an error or at `base.stopped_when`."""
+    """Commits at the end of the block, and rolls back after an error or at `base.STOP_FN`."""
     connection.execute("begin immediate" if write else "begin")
-    connection.set_progress_handler(base.stop_fn(), _OPCODES)
+    connection.set_progress_handler(base.STOP_FN.get(), _OPCODES)
     try:
         yield connection
         connection.execute("commit")

@@ -210,7 +210,7 @@ class EmbeddedIndex(Index):
     ) -> tuple[list[tuple[np.ndarray, np.ndarray]], dict[int, tuple[str, dict[str, Any]]]]:
         view = self._refreshed(transaction)
         allowed = self._rows_where(transaction, conditions) if conditions else None
-        results = view.search(queries, k, allowed=allowed)
+        results = view.search(queries, k, SIMILARITIES[self.similarity], allowed)
         rows = np.unique(np.concatenate([rows for rows, _ in results]))
         text = f"select row, id, metadata, checksum from items where row {self._dialect.ids}"
         parameters = [self._dialect.list_fn(rows.tolist())]
@@ -240,15 +240,14 @@ class EmbeddedIndex(Index):
         if view is not None and view.version == state.version:
             return view
         if view is None or self._outdated(view, state):
-            opened = self._matrix()
-            if isinstance(opened, str):
+            stored = self._matrix()
+            if isinstance(stored, str):
                 problem = "vectors are read from the database until it is repaired"
-                logging.warning("%s: %s", opened, problem)
-                opened = None
-            elif opened is not None and opened.version > state.version:
-                opened = None
-            similarity = SIMILARITIES[self.similarity]
-            view = matrix.View(opened, dimension=self.dimension, similarity=similarity)
+                logging.warning("%s: %s", stored, problem)
+                stored = None
+            elif stored is not None and stored[0].version > state.version:
+                stored = None
+            view = matrix.View(self.dimension, stored)
         batches = list(self._batches(transaction, view.last_row))
         deleted = "select row from deleted where version > ?"
         rows = _numbers(transaction.execute(deleted, (view.version,)))
@@ -274,7 +273,7 @@ class EmbeddedIndex(Index):
         lacks_much = view.behind > max(10 * _FEW, _FRACTION * state.items)
         return lacks_much and matrix.position(self._folder)[0] > view.matrix_version
 
-    def _matrix(self) -> matrix.Matrix | str | None:
+    def _matrix(self) -> tuple[matrix.Position, matrix.Block] | str | None:
         return matrix.read(self._folder, identity=self._identity, dimension=self.dimension)
 
     def _lacks_much(self) -> bool:
@@ -296,9 +295,9 @@ class EmbeddedIndex(Index):
         with self._build_lock, self._snapshot() as connection:
             version, items = self._state(connection)
             ((last,),) = self._rows(connection, "select coalesce(max(row), 0) from vectors")
-            position = matrix.Position(self._identity, version, last, items)
+            position = matrix.Position(self._identity, version, last, items, self.dimension)
             try:
-                matrix.write(self._folder, self._batches(connection, 0), position, self.dimension)
+                matrix.write(self._folder, self._batches(connection, 0), position)
             except (Damaged, Unavailable):  # what was read, and not the place where it is written
                 raise
             except OSError as error:

@@ -31,25 +31,13 @@ class Position(NamedTuple):
     version: int
     last_row: int
     items: int
-
-
-class Matrix(NamedTuple):
-    """Rows in ascending order, as the database had them at change `version`."""
-
-    version: int
-    last_row: int
-    rows: np.ndarray  # [n] int64
-    vectors: np.ndarray  # [n, d] float32
+    dimension: int
 
 
 def write(
-    folder: pathlib.Path,
-    batches: Iterable[tuple[np.ndarray, np.ndarray]],
-    position: Position,
-    dimension: int,
+    folder: pathlib.Path, batches: Iterable[tuple[np.ndarray, np.ndarray]], position: Position
 ) -> None:
     """Writes rows and vectors [n, dimension], which come in ascending batches."""
-    header = json.dumps({**position._asdict(), "dimension": dimension}).encode()
     with files.atomic_writer(folder / NAME, "wb") as file:
         digest, rows = hashlib.sha256(), [np.zeros(0, np.int64)]
 
@@ -57,7 +45,7 @@ def write(
             digest.update(content)
             file.write(content)
 
-        append(header.ljust(_HEADER))
+        append(json.dumps(position._asdict()).encode().ljust(_HEADER))
         for numbers, vectors in batches:
             append(vectors.astype("<f4", copy=False).tobytes())
             rows.append(numbers)
@@ -67,16 +55,18 @@ def write(
                 f"{folder}: {len(all_rows)} vectors were read, but {position.items} items are "
                 "counted: restore the folder from a backup, or make the index again"
             )
-        append(bytes(_padding(position.items, dimension)) + all_rows.astype("<i8").tobytes())
+        append(bytes(_padding(position)) + all_rows.astype("<i8").tobytes())
         file.write(digest.digest())
 
 
-def _padding(count: int, dimension: int) -> int:
+def _padding(position: Position) -> int:
     """Returns the number of bytes between the vectors and the row numbers."""
-    return -4 * count * dimension % 8
+    return -4 * position.items * position.dimension % 8
 
 
-def read(folder: pathlib.Path, *, identity: str, dimension: int) -> Matrix | str | None:
+def read(
+    folder: pathlib.Path, *, identity: str, dimension: int
+) -> tuple[Position, "Block"] | str | None:
     """Maps the matrix into memory; None if it does not exist; a message if it is damaged."""
     path = folder / NAME
     try:
@@ -90,17 +80,17 @@ def read(folder: pathlib.Path, *, identity: str, dimension: int) -> Matrix | str
                 left -= len(chunk)
             if file.read() != digest.digest():
                 return f"{path} was changed: its digest differs"
-            stated = reading.json_value(header)
-            if (stated["identity"], stated["dimension"]) != (identity, dimension):
+            position = Position(**reading.json_value(header))
+            if (position.identity, position.dimension) != (identity, dimension):
                 return f"{path} belongs to another index"
             content = np.asarray(np.memmap(file, np.uint8, mode="r"))
-        count, start = stated["items"], _HEADER + 4 * stated["items"] * dimension
-        vectors: np.ndarray = content[_HEADER:start].view("<f4").reshape(count, dimension)
-        rows = content[start + _padding(count, dimension) : -_DIGEST].view("<i8")
-        return Matrix(stated["version"], stated["last_row"], rows, vectors)
+        stop = _HEADER + 4 * position.items * dimension
+        vectors = content[_HEADER:stop].view("<f4").reshape(position.items, dimension)
+        rows = content[stop + _padding(position) : -_DIGEST].view("<i8")
+        return position, Block(rows, vectors)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         return f"{path} cannot be read: {error}"
 
 
@@ -108,17 +98,17 @@ def position(folder: pathlib.Path) -> tuple[int, int]:
     """Returns the version and the last row of the matrix on the disk; -1 and 0 without one."""
     try:
         with (folder / NAME).open("rb") as file:
-            header = reading.json_value(file.read(_HEADER))
-        return int(header["version"]), int(header["last_row"])
-    except (OSError, ValueError, KeyError, TypeError):
+            header = Position(**reading.json_value(file.read(_HEADER)))
+        return int(header.version), int(header.last_row)
+    except (OSError, ValueError, TypeError):
         return -1, 0
 
 
-class _Block:
+class Block:
     """Vectors with ascending row numbers, some of them deleted."""
 
     def __init__(self, rows: np.ndarray, vectors: np.ndarray):
-        self.rows, self.vectors = rows, vectors
+        self.rows, self.vectors = rows, vectors  # [n] int64, [n, d] float32
         self.alive = np.ones(len(rows), bool)
 
     def find(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -128,25 +118,26 @@ class _Block:
         exists[exists] = self.rows[positions[exists]] == rows[exists]
         return positions[exists], exists
 
-    def where(self, allowed: np.ndarray | None) -> np.ndarray:
-        """Returns the rows that count [n]: alive, and among the `allowed`. None means all."""
-        if allowed is None:
-            return self.alive
-        mask = np.zeros(len(self.rows), bool)
-        mask[self.find(allowed)[0]] = True
-        return mask & self.alive
+    def among(self, allowed: np.ndarray | None) -> nearest.Block:
+        """Returns the rows that are alive, and `allowed`; None allows all."""
+        where = self.alive
+        if allowed is not None:
+            where = np.zeros(len(self.rows), bool)
+            where[self.find(allowed)[0]] = True
+            where &= self.alive
+        return nearest.Block(self.rows, self.vectors, where)
 
 
 class View:
-    """The vectors of an index as they were at change `version`."""
+    """The vectors of an index as they were at change `version`, from none or from a matrix."""
 
-    def __init__(self, matrix: Matrix | None, *, dimension: int, similarity: Similarity):
-        self._similarity = similarity
-        empty = np.zeros(0, np.int64), np.zeros((0, dimension), np.float32)
-        self.version = self.matrix_version = -1 if matrix is None else matrix.version
-        self.last_row = 0 if matrix is None else matrix.last_row
-        self._main = _Block(*(empty if matrix is None else (matrix.rows, matrix.vectors)))
-        self._tail = _Block(*empty)
+    def __init__(self, dimension: int, stored: tuple[Position, Block] | None):
+        self._tail = Block(np.zeros(0, np.int64), np.zeros((0, dimension), np.float32))
+        self._main, self.version, self.last_row = self._tail, -1, 0
+        if stored is not None:
+            position, self._main = stored
+            self.version, self.last_row = position.version, position.last_row
+        self.matrix_version = self.version
 
     def update(
         self,
@@ -159,7 +150,7 @@ class View:
         if batches:
             tail, rows = self._tail, [rows for rows, _ in batches]
             vectors = np.concatenate([tail.vectors, *(vectors for _, vectors in batches)])
-            self._tail = _Block(np.concatenate([tail.rows, *rows]), vectors)
+            self._tail = Block(np.concatenate([tail.rows, *rows]), vectors)
             self._tail.alive[: len(tail.rows)] = tail.alive
             self.last_row = int(rows[-1][-1])
         for block in (self._main, self._tail):
@@ -173,18 +164,15 @@ class View:
 
     def vectors_of(self, rows: np.ndarray) -> np.ndarray:
         """Returns the vectors [n, d] of `rows` that exist."""
-        vectors = np.zeros((len(rows), self._main.vectors.shape[1]), np.float32)
+        vectors = np.zeros((len(rows), self._tail.vectors.shape[1]), np.float32)
         for block in (self._main, self._tail):
             positions, exists = block.find(rows)
             vectors[exists] = block.vectors[positions]
         return vectors
 
     def search(
-        self, queries: np.ndarray, k: int, *, allowed: np.ndarray | None = None
+        self, queries: np.ndarray, k: int, similarity: Similarity, allowed: np.ndarray | None
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns rows and similarities of the best k of each query, among `allowed` rows."""
-        blocks = [
-            nearest.Block(block.rows, block.vectors, block.where(allowed))
-            for block in (self._main, self._tail)
-        ]
-        return nearest.search(queries, blocks, k, self._similarity)
+        blocks = [block.among(allowed) for block in (self._main, self._tail)]
+        return nearest.search(queries, blocks, k, similarity)

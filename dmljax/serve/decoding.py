@@ -136,18 +136,23 @@ class Decoders:
 
     async def _ask(self, image: bytes, is_picture: bool, may_be_large: bool) -> tuple[int, bytes]:
         """Asks the next idle worker, which goes on by itself if the request ends meanwhile."""
-        worker = await self._idle.get()
+        worker, answer = await self._idle.get(), asyncio.get_running_loop().create_future()
         question = _QUESTION.pack(is_picture, may_be_large, len(image))
-        task = asyncio.create_task(worker.ask(question, image))
+        task = asyncio.create_task(self._work(worker, question, image, answer))
         self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await answer
 
-        def free(task: asyncio.Task) -> None:
-            self._tasks.discard(task)
-            if not task.cancelled():  # by `stop`
-                self._idle.put_nowait(worker)
-
-        task.add_done_callback(free)
-        return await asyncio.shield(task)
+    async def _work(
+        self, worker: "_Worker", question: bytes, image: bytes, answer: asyncio.Future
+    ) -> None:
+        """Answers the request at once, and replaces a worker that was too slow after it."""
+        status, data = await worker.ask(question, image)
+        if not answer.done():  # the request has ended
+            answer.set_result((status, data))
+        if status == _TOO_SLOW:
+            await worker.replace()
+        self._idle.put_nowait(worker)
 
 
 class _Worker:
@@ -184,7 +189,7 @@ class _Worker:
     async def ask(self, question: bytes, image: bytes) -> tuple[int, bytes]:
         """Returns a status and what belongs to it. A worker that ends is replaced and asked again.
 
-        A worker that takes too long is killed.
+        After `_TOO_SLOW` it must be replaced.
         """
         for _ in range(2):
             try:
@@ -196,13 +201,13 @@ class _Worker:
                     status, length = _ANSWER.unpack(head)
                     return status, await self._answers.readexactly(length)
             except TimeoutError:
-                await self._replace()
                 return _TOO_SLOW, b""
             except (OSError, asyncio.IncompleteReadError):
-                await self._replace()
+                await self.replace()
         return _REFUSED, b"unreadable the image cannot be read: its decoder ended"
 
-    async def _replace(self) -> None:
+    async def replace(self) -> None:
+        """Kills the process and starts another one."""
         self._restart_fn()
         await self.stop()
         await self.start()

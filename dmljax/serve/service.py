@@ -14,7 +14,7 @@ import numpy as np
 
 from dmljax import bundle as bundles
 from dmljax import index as indexes
-from dmljax.index.base import stopped_when
+from dmljax.index.base import STOP_FN
 from dmljax.serve.batching import Batcher
 from dmljax.serve.decoding import Decoders
 from dmljax.serve.errors import Refused
@@ -141,8 +141,8 @@ class Service:
         ended = threading.Event()
 
         def call() -> _T:
-            with stopped_when(ended.is_set):
-                return function(*arguments)
+            STOP_FN.set(ended.is_set)
+            return function(*arguments)
 
         try:
             return await asyncio.get_running_loop().run_in_executor(self._searchers, call)

@@ -120,7 +120,8 @@ def test_an_hnsw_index_belongs_to_the_database(server, place):
             assert sum(shared) >= 190
             statement = f"explain select row from {table}_1_items order by vector <=> %s::vector "
             statement += "fetch first 16 rows with ties"
-            plan = other._read(lambda cursor: cursor.execute(statement, ([1.0] * 8,)).fetchall())
+            with other._transaction() as cursor:
+                plan = cursor.execute(statement, ([1.0] * 8,)).fetchall()
             assert "Index Scan using" in str(plan)
         store.delete(ids[:700])
         naive.delete(ids[:700])

@@ -119,7 +119,8 @@ def test_the_search_of_a_request_that_ended_is_stopped(bundle_folder, index_fold
         index = service.index
 
         def endless():
-            return index._read(lambda c: c.execute(numbers + "select max(n) from x").fetchone())
+            with index._transaction() as connection:
+                connection.execute(numbers + "select max(n) from x").fetchone()
 
         requests = [asyncio.wait_for(service.on_index(endless), 0.3) for _ in range(8)]
         results = await asyncio.gather(*requests, return_exceptions=True)
