@@ -17,7 +17,7 @@ import contextlib
 import os
 import re
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,161 +99,147 @@ def _one_line_errors(place: str) -> Iterator[None]:
         raise kind(f"{place}: {text}{advice}") from error
 
 
-class _Address:
-    """The server of an index, and the name of its table."""
+class PostgresIndex(Index):
+    """An index in PostgreSQL: any number of writers and readers. `exclusive` is for `reindex`."""
 
-    def __init__(self, url: str | os.PathLike):
-        parts = urllib.parse.urlsplit(str(url))
+    _dialect = _DIALECT
+
+    def __init__(self, place: str | os.PathLike, *, write: bool, exclusive: bool = False):
+        parts = urllib.parse.urlsplit(str(place))
         # Other words stay as they are: libpq reads %20, but not +, as a space.
         words = [word for word in parts.query.split("&") if word]
         tables = [word.partition("=")[2] for word in words if word.startswith("table=")]
-        self.table = tables[-1] if tables else "dmljax"
-        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", self.table):
+        self._table = tables[-1] if tables else "dmljax"
+        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", self._table):
             raise InvalidInput(
-                f"table={inputs.shorten(self.table)}: use up to 40 lower-case letters, digits and _"
+                f"table={inputs.shorten(self._table)}: use up to 40 lower-case letters, digits and "
+                "_"
             )
         query = "&".join(word for word in words if not word.startswith("table="))
         self._url = urllib.parse.urlunsplit(parts._replace(query=query))
-        host = parts.netloc.rpartition("@")[2]
-        self.place = f"postgresql://{host}{parts.path}?table={self.table}"  # without a password
+        host = parts.netloc.rpartition("@")[2]  # without a password
+        super().__init__(f"postgresql://{host}{parts.path}?table={self._table}", 0, write=write)
+        self._exclusive = exclusive
+        self._connection: Connection | None = None
 
-    def sql(self, text: str, generation: int = 0, **values: Any) -> str:
-        """Returns a statement with the names of the tables, and `?` as psycopg expects it."""
-        names = {x: f'"{self.table}_{generation}_{x}"' for x in ("settings", "items")}
-        return text.format(pointer=f'"{self.table}"', **names, **values).replace("?", "%s")
-
+    @classmethod
     @contextlib.contextmanager
-    def connected(self) -> Iterator[Connection]:
-        """Opens a connection for the block. Errors of the server are one line."""
-        with _one_line_errors(self.place), contextlib.closing(self.connect()) as connection:
-            yield connection
+    def _opening(cls, place: str | os.PathLike, **options: bool) -> Iterator[PostgresIndex]:
+        """Yields an index that gets its generation in the block; its settings are read then."""
+        index = cls(place, **options)
+        try:
+            with _one_line_errors(index.place):
+                yield index
+            with index._transaction() as cursor:
+                index._read_settings(cursor)
+        except BaseException:
+            index.close()
+            raise
 
-    def connect(self) -> Connection:
+    @classmethod
+    def create(cls, place: str | os.PathLike, settings: Settings) -> PostgresIndex:
+        with (
+            cls._opening(place, write=True) as index,
+            index._connected().transaction(),
+            index._connected().cursor() as cursor,
+        ):
+            try:
+                cursor.execute(index._sql(_POINTER))
+            except errors.DuplicateTable:
+                problem = "exists already: open it, or choose another ?table="
+                raise InvalidInput(f"{index.place} {problem}") from None
+            index._rows(cursor, "insert into {pointer} values (true, ?, 1)", [_FORMAT])
+            index.generation = 1
+            index._create_generation(cursor, settings)
+        return index
+
+    @classmethod
+    def open(cls, place: str | os.PathLike, *, write: bool) -> PostgresIndex:
+        with cls._opening(place, write=write) as index:
+            index.generation = index._current()
+        return index
+
+    @classmethod
+    def reindex(cls, place: str | os.PathLike, settings: Settings) -> PostgresIndex:
+        with cls._opening(place, write=True, exclusive=True) as index:
+            index.generation = index._current() + 1
+            stored = None
+            with contextlib.suppress(Superseded), index._transaction() as cursor:
+                text = "select model, dimension, similarity from {settings}"
+                (stored,) = index._rows(cursor, text)
+            with index._connected().transaction(), index._connected().cursor() as cursor:
+                index._drop(cursor, range(1, index.generation - 1))
+                if stored != settings:
+                    index._drop(cursor, [index.generation])
+                    index._create_generation(cursor, settings)
+        return index
+
+    def _sql(self, text: str, generation: int | None = None, **values: Any) -> str:
+        """Returns a statement with the names of the tables, and `?` as psycopg expects it."""
+        prefix = f"{self._table}_{generation or self.generation}"
+        names = {name: f'"{prefix}_{name}"' for name in ("settings", "items")}
+        return text.format(pointer=f'"{self._table}"', **names, **values).replace("?", "%s")
+
+    def _create_generation(self, cursor: Cursor, settings: Settings) -> None:
+        cursor.execute(self._sql(_TABLES, dimension=settings.dimension))
+        self._rows(cursor, "insert into {settings} values (true, ?, ?, ?, 0, 0)", settings)
+
+    def _drop(self, cursor: Cursor, generations: Iterable[int]) -> None:
+        """Deletes the tables of generations, as far as they exist."""
+        for generation in generations:
+            cursor.execute(self._sql("drop table if exists {settings}, {items}", generation))
+
+    def _current(self) -> int:
+        with self._transaction() as cursor:
+            try:
+                rows = self._rows(cursor, "select format, generation from {pointer}")
+            except errors.UndefinedTable:
+                problem = "does not exist: it is not an index of dmljax"
+                raise FileNotFoundError(f"{self.place} {problem}") from None
+            except errors.UndefinedColumn:
+                rows = []
+        if not rows:
+            raise InvalidInput(f"{self.place} is not an index of dmljax: choose another ?table=")
+        inputs.check_format(rows[0][0], _FORMAT, self.place)
+        return rows[0][1]
+
+    def _connect(self) -> Connection:
         """Opens a connection; pgvector's types are registered where the extension exists."""
         name = "dmljax index"
         connection = psycopg.connect(
             self._url, autocommit=True, connect_timeout=_CONNECT_SECONDS, application_name=name
         )
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(connection.close)
             connection.execute("set client_encoding = 'UTF8'")
             # Only an administrator may create it, and only where pgvector is installed.
             if connection.execute("select to_regtype('vector')").fetchone() == (None,):
                 connection.execute("create extension if not exists vector")
             register_vector(connection)
-        except BaseException:
-            connection.close()
-            raise
+            stack.pop_all()
         return connection
-
-    def current_generation(self, connection: Connection) -> int:
-        """Returns the number of the current generation."""
-        try:
-            row = connection.execute(
-                self.sql("select format, generation from {pointer}")
-            ).fetchone()
-        except errors.UndefinedTable:
-            raise FileNotFoundError(
-                f"{self.place} does not exist: it is not an index of dmljax"
-            ) from None
-        except errors.UndefinedColumn:
-            row = None
-        if row is None:
-            raise InvalidInput(f"{self.place} is not an index of dmljax: choose another ?table=")
-        inputs.check_format(row[0], _FORMAT, self.place)
-        return row[1]
-
-    def create_generation(
-        self, connection: Connection, generation: int, settings: Settings
-    ) -> None:
-        """Creates the tables of a generation."""
-        connection.execute(self.sql(_TABLES, generation, dimension=settings.dimension))
-        statement = "insert into {settings} values (true, ?, ?, ?, 0, 0)"
-        connection.execute(self.sql(statement, generation), settings)
-
-    def drop(self, connection: Connection, generations: range) -> None:
-        """Deletes the tables of generations, as far as they exist."""
-        for generation in generations:
-            connection.execute(self.sql("drop table if exists {settings}, {items}", generation))
-
-    def lock(self, connection: Connection, *, exclusive: bool) -> None:
-        """Locks the index until the connection closes; only `reindex` needs it exclusively."""
-        function = "pg_advisory_lock" + ("" if exclusive else "_shared")
-        # The session of a writer that was closed or killed a moment ago may still exist.
-        connection.execute("set lock_timeout = '500ms'")
-        name = f"dmljax index {self.table}"
-        connection.execute(f"select {function}(hashtextextended(%s, 0))", (name,))
-        connection.execute("set lock_timeout = 0")
-
-
-class PostgresIndex(Index):
-    """An index in PostgreSQL: any number of writers and readers."""
-
-    _dialect = _DIALECT
-
-    @classmethod
-    def create(cls, place: str | os.PathLike, settings: Settings) -> PostgresIndex:
-        address = _Address(place)
-        with address.connected() as connection, connection.transaction():
-            try:
-                connection.execute(address.sql(_POINTER))
-            except errors.DuplicateTable:
-                problem = "exists already: open it, or choose another ?table="
-                raise InvalidInput(f"{address.place} {problem}") from None
-            connection.execute(address.sql("insert into {pointer} values (true, ?, 1)"), [_FORMAT])
-            address.create_generation(connection, 1, settings)
-        return cls(address, 1, write=True)
-
-    @classmethod
-    def open(cls, place: str | os.PathLike, *, write: bool) -> PostgresIndex:
-        address = _Address(place)
-        with address.connected() as connection:
-            generation = address.current_generation(connection)
-        return cls(address, generation, write=write)
-
-    @classmethod
-    def reindex(cls, place: str | os.PathLike, settings: Settings) -> PostgresIndex:
-        address = _Address(place)
-        with address.connected() as connection:
-            generation = address.current_generation(connection) + 1
-            address.lock(connection, exclusive=True)
-            stored = None
-            with contextlib.suppress(errors.UndefinedTable):
-                text = address.sql(
-                    "select model, dimension, similarity from {settings}", generation
-                )
-                stored = connection.execute(text).fetchone()
-            with connection.transaction():
-                address.drop(connection, range(1, generation - 1))
-                if stored != settings:
-                    address.drop(connection, range(generation, generation + 1))
-                    address.create_generation(connection, generation, settings)
-        return cls(address, generation, write=True, exclusive=True)
-
-    def __init__(self, address: _Address, generation: int, *, write: bool, exclusive: bool = False):
-        super().__init__(address.place, generation, write=write)
-        self._address, self._exclusive = address, exclusive
-        self._connection: Connection | None = None
-        try:
-            with self._transaction() as cursor:
-                self._read_settings(cursor)
-        except BaseException:
-            self.close()
-            raise
 
     def _connected(self) -> Connection:
         self._check_open()
         if self._connection is None or self._connection.closed:
-            connection = self._address.connect()
-            try:
+            with contextlib.ExitStack() as stack:
+                connection = stack.enter_context(contextlib.closing(self._connect()))
                 if self.writable:
-                    self._address.lock(connection, exclusive=self._exclusive)
+                    self._lock_index(connection, exclusive=self._exclusive)
                 else:
                     connection.execute("set default_transaction_read_only = on")
-            except BaseException:
-                connection.close()
-                raise
+                stack.pop_all()
             self._connection = connection
         return self._connection
+
+    def _lock_index(self, connection: Connection, *, exclusive: bool) -> None:
+        """Locks the index until the connection closes; only `reindex` needs it exclusively."""
+        function = "pg_advisory_lock" + ("" if exclusive else "_shared")
+        # The session of a writer that was closed or killed a moment ago may still exist.
+        connection.execute("set lock_timeout = '500ms'")
+        name = f"dmljax index {self._table}"
+        connection.execute(f"select {function}(hashtextextended(%s, 0))", (name,))
+        connection.execute("set lock_timeout = 0")
 
     @contextlib.contextmanager
     def _transaction(self, *, write: bool = False) -> Iterator[Cursor]:
@@ -271,14 +257,11 @@ class PostgresIndex(Index):
     def _snapshot(self) -> Iterator[Cursor]:
         with self._lock, _one_line_errors(self.place):
             self._connected()
-        with self._address.connected() as connection:
+        with _one_line_errors(self.place), contextlib.closing(self._connect()) as connection:
             connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             connection.read_only = True
             with connection.transaction(), connection.cursor(binary=True) as cursor:
                 yield cursor
-
-    def _sql(self, text: str) -> str:
-        return self._address.sql(text, self.generation)
 
     def _rows(self, transaction: Cursor, text: str, parameters: Sequence[Any] = ()) -> list:
         cursor = transaction.execute(self._sql(text), parameters or None)
@@ -340,7 +323,7 @@ class PostgresIndex(Index):
         self._check_writable()
         if not self.superseded:
             with self._transaction(write=True) as cursor:
-                self._address.drop(cursor.connection, range(1, self.generation))
+                self._drop(cursor, range(1, self.generation))
         with self._lock, _one_line_errors(self.place):
             self._connected().execute(self._sql("vacuum (full, analyze) {items}"))
 
@@ -359,21 +342,16 @@ class PostgresIndex(Index):
         names = ", ".join(name for (name,) in self._rows(transaction, _INDEXES))
         return {"bytes": size} | ({"search": f"by {names} of the database"} if names else {})
 
-    def _current(self) -> int:
-        with self._transaction() as cursor:
-            return self._rows(cursor, "select generation from {pointer}")[0][0]
-
     def _switch(self) -> None:
         with self._transaction(write=True) as cursor:
             self._rows(cursor, "update {pointer} set generation = ?", [self.generation])
 
     def _discard(self) -> None:
         with self._lock, _one_line_errors(self.place):
-            connection = self._connected()
-            self._address.lock(connection, exclusive=True)
-            with connection.transaction():
-                self._address.drop(connection, range(1, self.generation + 2))
-                connection.execute(self._sql("drop table {pointer}"))
+            self._lock_index(self._connected(), exclusive=True)
+            with self._connected().transaction(), self._connected().cursor() as cursor:
+                self._drop(cursor, range(1, self.generation + 2))
+                cursor.execute(self._sql("drop table {pointer}"))
         self.close()
 
     def close(self) -> None:

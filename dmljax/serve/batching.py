@@ -7,11 +7,13 @@ load, and a single client does not wait.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from typing import NamedTuple
 
 import numpy as np
+
+_LEAST_FILLED = 0.75  # of a batch
 
 
 class _Waiting(NamedTuple):
@@ -20,19 +22,13 @@ class _Waiting(NamedTuple):
     since: float
 
 
-def batch_length(waiting: int, seconds: Mapping[int, float]) -> int:
-    """Returns how many of the `waiting` images to take, for the most embeddings a second.
+def batch_length(waiting: int, sizes: Collection[int]) -> int:
+    """Returns how many of the `waiting` images to take: a batch has at most a quarter of padding.
 
-    `seconds` is the time of the net for each batch size; a batch is padded to the next size. Of 17
-    images, 16 may be quicker than 17 padded to 64.
+    A batch is padded to the next of the `sizes`. Of 17 images, it takes 16, and of 15 all.
     """
-    sizes = sorted(seconds)
-    lengths = [size for size in sizes if size <= waiting]
-    cost = dict(seconds)
-    if larger := [size for size in sizes if size >= waiting]:
-        lengths.append(waiting)
-        cost[waiting] = seconds[larger[0]]
-    return max(lengths, key=lambda length: (length / max(cost[length], 1e-9), length))
+    fitting = [size for size in sizes if _LEAST_FILLED * size <= waiting]
+    return min(waiting, max(fitting, default=min(sizes)))
 
 
 class Batcher:
@@ -40,7 +36,7 @@ class Batcher:
 
     Args:
         embed_fn: returns embeddings [n d] of prepared images [n h w c]; runs in the `executor`.
-        seconds: the time of `embed_fn` for each batch size.
+        sizes: the batch sizes.
         executor: one thread.
         measure_fn: gets the length of each batch, its longest wait and the time of the net.
     """
@@ -49,11 +45,11 @@ class Batcher:
         self,
         embed_fn: Callable[[np.ndarray], np.ndarray],
         *,
-        seconds: Mapping[int, float],
+        sizes: Collection[int],
         executor: Executor,
         measure_fn: Callable[[int, float, float], None],
     ):
-        self._embed_fn, self._seconds, self._executor = embed_fn, dict(seconds), executor
+        self._embed_fn, self._sizes, self._executor = embed_fn, sizes, executor
         self._measure_fn = measure_fn
         self._queue: list[_Waiting] = []
         self._arrival = asyncio.Event()
@@ -83,7 +79,7 @@ class Batcher:
 
     def _take(self) -> list[_Waiting]:
         waiting = [x for x in self._queue if not x.result.done()]
-        length = batch_length(len(waiting), self._seconds) if waiting else 0
+        length = batch_length(len(waiting), self._sizes) if waiting else 0
         self._queue = waiting[length:]
         return waiting[:length]
 

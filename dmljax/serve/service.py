@@ -48,7 +48,7 @@ class Service:
         self._searchers = ThreadPoolExecutor(_SEARCHERS, "index")
         self._batcher = Batcher(
             self.bundle.embed_prepared,
-            seconds={size: self._seconds(size) for size in self.bundle.batch_sizes},
+            sizes=self.bundle.batch_sizes,
             executor=self._net,
             measure_fn=self.metrics.batch,
         )
@@ -82,20 +82,6 @@ class Service:
             await asyncio.wait([closing], timeout=_CLOSE_SECONDS)
         for pool in (self._net, self._searchers):
             pool.shutdown(wait=False)
-
-    def _seconds(self, size: int) -> float:
-        """Returns the shortest time of the net for a batch size, of 3 to 30 calls.
-
-        Other work on the machine makes single calls longer while a service starts.
-        """
-        images = np.zeros((size, *self.bundle.input_shape), np.uint8)
-        times: list[float] = []
-        end = time.perf_counter() + 0.5
-        while len(times) < 3 or (len(times) < 30 and time.perf_counter() < end):
-            start = time.perf_counter()
-            self.bundle.embed_prepared(images)
-            times.append(time.perf_counter() - start)
-        return min(times)
 
     def _open(self) -> tuple[indexes.Index, Pictures]:
         settings = self.settings

@@ -202,7 +202,8 @@ def test_a_truncated_database_is_reported(tmp_path, bytes_left):
         file.truncate(int(bytes_left * size) if isinstance(bytes_left, float) else bytes_left)
     for write in (False, True):
         with pytest.raises(index.Damaged, match="backup") as caught:
-            index.open(place, write=write)
+            with index.open(place, write=write) as store:
+                list(store.scan())
         assert "\n" not in str(caught.value)
 
 

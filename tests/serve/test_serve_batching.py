@@ -12,17 +12,13 @@ from hypothesis import strategies as st
 from dmljax.serve.batching import Batcher, batch_length
 
 
-@given(
-    st.integers(1, 200),
-    st.dictionaries(st.sampled_from([1, 4, 16, 32, 64]), st.floats(1e-4, 1), min_size=1),
-)
-def test_a_batch_embeds_the_most_images_a_second(waiting, seconds):
-    def rate(length):
-        fitting = [size for size in seconds if size >= length]
-        return length / seconds[min(fitting)] if fitting else 0
-
-    best = max(rate(length) for length in range(1, waiting + 1) if length <= max(seconds))
-    assert rate(batch_length(waiting, seconds)) == pytest.approx(best)
+@given(st.integers(1, 200), st.sets(st.sampled_from([1, 4, 16, 32, 64]), min_size=1))
+def test_a_batch_is_the_largest_that_is_nearly_full(waiting, sizes):
+    length = batch_length(waiting, sizes)
+    assert 1 <= length <= min(waiting, max(sizes))
+    padded = min(size for size in sizes if size >= length)
+    assert length >= 0.75 * padded or padded == min(sizes)
+    assert not any(padded < size <= waiting / 0.75 for size in sizes)
 
 
 _continue = threading.Event()
@@ -47,7 +43,7 @@ def _run(coroutine_fn):
     async def main(pool):
         batcher = Batcher(
             _embed,
-            seconds={1: 1.0, 4: 1.1},
+            sizes=(1, 4),
             executor=pool,
             measure_fn=lambda length, waited, net: lengths.append(length),
         )
