@@ -113,10 +113,12 @@ def _fill(arguments: argparse.Namespace, place: str) -> int:
         if arguments.images:
             images = _images(arguments.images, bundle, pool)
         settings = fill.settings_of(arguments.source, bundle)
-        options = fill.Options(settings, images, arguments.source, arguments.replace)
+        words = place, images or arguments.source, settings
         if arguments.verb == "reindex":
-            return fill.replace(place, options, drop_missing=arguments.drop_missing)
-        return fill.add(place, options, create=arguments.verb == "create")
+            drop_missing = arguments.drop_missing
+            return fill.reindex(*words, replace=arguments.replace, drop_missing=drop_missing)
+        create = arguments.verb == "create"
+        return fill.add(*words, replace=arguments.replace, create=create)
 
 
 def _images(place: str, bundle: Any, pool: ThreadPoolExecutor) -> fill.Images:

@@ -12,6 +12,7 @@ the model that makes its vectors. The package imports neither jax nor flax.
 """
 
 import os
+from typing import Any
 
 from dmljax.index import inputs
 from dmljax.index.base import Hit, Index, Item
@@ -84,7 +85,7 @@ def reindex(
     return _store(place).reindex(place, inputs.check_settings(model, dimension, similarity))
 
 
-def _store(place: str | os.PathLike) -> type[Index]:
+def _store(place: str | os.PathLike) -> Any:
     """Returns the class that keeps an index at `place`; PostgreSQL is imported on demand."""
     scheme, separator, _ = os.fspath(place).partition("://")
     if not separator:

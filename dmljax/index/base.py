@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import abc
 import itertools
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -21,7 +20,6 @@ from dmljax.hints import hint
 from dmljax.index import filters, inputs
 from dmljax.index.errors import Damaged, DuplicateId, InvalidInput, UnknownId
 from dmljax.index.filters import Condition, Dialect
-from dmljax.index.inputs import Settings
 from dmljax.index.nearest import SIMILARITIES
 
 _ITEMS = "update {settings} set items = items + ?"
@@ -326,19 +324,8 @@ class Index(abc.ABC):
         if self._closed:
             raise InvalidInput(f"{self.place} is closed: open it again")
 
-    # A store implements the rest. Its places:
-
-    @classmethod
-    @abc.abstractmethod
-    def create(cls, place: str | os.PathLike, settings: Settings) -> Index: ...  # all or nothing
-
-    @classmethod
-    @abc.abstractmethod
-    def open(cls, place: str | os.PathLike, *, write: bool) -> Index: ...  # or FileNotFoundError
-
-    @classmethod
-    @abc.abstractmethod
-    def reindex(cls, place: str | os.PathLike, settings: Settings) -> Index: ...
+    # A store implements the rest, and the class methods `create(place, settings)`, `open(place,
+    # write=)` and `reindex(place, settings)`.
 
     @abc.abstractmethod
     def close(self) -> None: ...  # a second call does nothing

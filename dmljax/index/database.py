@@ -20,7 +20,7 @@ from dmljax.index.errors import Damaged, Unavailable
 from dmljax.index.filters import Dialect
 from dmljax.index.inputs import Settings
 
-FORMAT = 1
+_FORMAT = 1
 # A row number is never used twice, and the vector of a row never changes: replacing an item gives
 # it a new row. `deleted` tells the matrix and open readers which rows no longer exist.
 _TABLES = """
@@ -108,7 +108,7 @@ def _open(path: pathlib.Path, mode: str) -> Connection:
 
 def create(file: pathlib.Path, settings: Settings) -> None:
     """Creates an empty database."""
-    row = (FORMAT, *settings, secrets.token_hex(16), 0, 0)
+    row = (_FORMAT, *settings, secrets.token_hex(16), 0, 0)
     with (
         one_line_errors(file),
         contextlib.closing(connect(file, write=True, create=True)) as connection,

@@ -21,7 +21,7 @@ import numpy as np
 from absl import logging
 
 from dmljax.files import writing as files
-from dmljax.index import database, filters, folder, inputs, matrix
+from dmljax.index import database, filters, folder, matrix
 from dmljax.index.base import Index, Item, State
 from dmljax.index.errors import Damaged, Superseded, Unavailable
 from dmljax.index.filters import Condition
@@ -85,10 +85,8 @@ class EmbeddedIndex(Index):
             acknowledged = self._acknowledged()
             self._connection = database.connect(self._file, write=self.writable)
             stack.callback(self._connection.close)
-            rows = self._connection.execute("select format, identity from settings").fetchall()
-            format_, self._identity = rows[0] if rows else (database.FORMAT, "")
-            inputs.check_format(format_, database.FORMAT, self._file)
             self._read_settings(self._connection)
+            ((self._identity,),) = self._rows(self._connection, "select identity from settings")
             self._check_database(acknowledged)
             try:
                 if self.writable and (isinstance(self._matrix(), str) or self._lacks_much()):

@@ -36,15 +36,6 @@ class Images(NamedTuple):
     path_note: str = ""  # where relative paths begin
 
 
-class Options(NamedTuple):
-    """How to fill an index."""
-
-    settings: tuple[Any, Any, Any]  # model, dimension, similarity; None where unknown
-    images: Images | None = None
-    vectors: str | None = None  # a Parquet file or a folder of parts
-    replace: bool = False  # embed or import stored ids again
-
-
 def settings_of(source: str | None, bundle: Any) -> tuple[Any, Any, Any]:
     """Returns model, dimension and similarity of a bundle and of a file of vectors."""
     file = parquet.About(None, None, 0) if source is None else parquet.about(source)
@@ -59,32 +50,32 @@ def settings_of(source: str | None, bundle: Any) -> tuple[Any, Any, Any]:
     return bundle.digest, bundle.dimension, bundle.similarity
 
 
-def add(place: str, options: Options, *, create: bool) -> int:
-    """Adds images or vectors to an index, which `create` makes if it does not exist.
+def add(place: str, source: Images | str, settings: tuple, *, replace: bool, create: bool) -> int:
+    """Adds images, or the vectors of a file, to an index, which `create` makes if there is none.
 
-    Returns 1 if images were left out, otherwise 0. Vectors are checked before any is added. After
-    an error, an index that was created is deleted if it is empty; otherwise a repeated command
-    continues.
+    `replace` embeds or adds stored ids again. Returns 1 if images were left out, otherwise 0.
+    Vectors are checked before any is added. After an error, an index that was created is deleted if
+    it is empty; otherwise a repeated command continues.
     """
-    model, dimension, similarity = options.settings
+    model, dimension, similarity = settings
     is_new = False
     try:
         store = indexes.open(place, model=model, write=True)
     except FileNotFoundError:
         if not create:
             raise
-        if None in options.settings:
+        if None in settings:
             raise ValueError(
-                f"{options.vectors} does not say which model made its vectors: "
-                f"dmljax index create {place} --bundle=BUNDLE --import={options.vectors}"
+                f"{source} does not say which model made its vectors: "
+                f"dmljax index create {place} --bundle=BUNDLE --import={source}"
             ) from None
         store = indexes.create(place, model=model, dimension=dimension, similarity=similarity)
         is_new = True
     with store:
         try:
-            if options.images is None:
-                _ids(options, store.dimension, store.similarity)
-            return _add(store, options, None)
+            if isinstance(source, str):
+                _ids(source, store.dimension, store.similarity)
+            return _add(store, source, replace, None)
         except BaseException:
             with contextlib.suppress(OSError, ValueError):
                 if is_new and not store.count():
@@ -92,30 +83,32 @@ def add(place: str, options: Options, *, create: bool) -> int:
             raise
 
 
-def replace(place: str, options: Options, *, drop_missing: bool) -> int:
+def reindex(
+    place: str, source: Images | str, settings: tuple, *, replace: bool, drop_missing: bool
+) -> int:
     """Fills an index of another model, which then replaces the present one in one step.
 
     Unless `drop_missing`, all items of the present index must be in the new one.
     """
     with indexes.open(place) as previous:
-        model, dimension, similarity = options.settings
+        model, dimension, similarity = settings
         if previous.model == model:
             raise ValueError(
                 f"{previous.place} holds vectors of this bundle already: dmljax index add"
             )
-        ids = _ids(options, dimension, similarity)
+        ids = _ids(source, dimension, similarity)
         if not drop_missing:  # before anything is embedded
             _check_complete(previous, lambda names: [name in ids for name in names])
         # An interrupted command is continued with what it has embedded from the same images.
-        images = options.images
+        folder = None if isinstance(source, str) else source.place
         with indexes.reindex(
             place, model=model, dimension=dimension, similarity=similarity
         ) as store:
             files = store.files()
-            kept = {x for x in ids if x in files and images and files[x].folder == images.place}
+            kept = {x for x in ids if x in files and files[x].folder == folder}
             for items in store.scan():
                 store.delete([item.id for item in items if item.id not in kept])
-            status = _add(store, options, previous)
+            status = _add(store, source, replace, previous)
             if previous.count() and not store.count():
                 raise ValueError(
                     f"nothing could be added: {store.place} keeps its "
@@ -145,17 +138,17 @@ def _check_complete(previous: Index, contains_fn: Callable[[list[str]], list[boo
         )
 
 
-def _ids(options: Options, dimension: int, similarity: str) -> set[str]:
+def _ids(source: Images | str, dimension: int, similarity: str) -> set[str]:
     """Returns the ids of the images, or of the vectors, which are checked for this index.
 
     Errors name the file and the row.
     """
-    if options.images is not None:
-        chunks = map(options.images.read_fn, _chunks(options.images))
+    if not isinstance(source, str):
+        chunks = map(source.read_fn, _chunks(source))
         return {image.id for images in chunks for image in images}
     ids: set[str] = set()
     row = 0
-    for names, vectors, metadata in parquet.read(str(options.vectors)):
+    for names, vectors, metadata in parquet.read(source):
         try:
             inputs.check_ids(names, first=row)
             inputs.check_vectors(vectors, dimension, SIMILARITIES[similarity], first=row)
@@ -163,7 +156,7 @@ def _ids(options: Options, dimension: int, similarity: str) -> set[str]:
             if twice := ids.intersection(names):
                 raise DuplicateId(f"the id {inputs.names(list(twice))} occurs twice")
         except InvalidInput as error:
-            raise type(error)(f"{options.vectors}, rows counted from 0: {error}") from None
+            raise type(error)(f"{source}, rows counted from 0: {error}") from None
         row += len(names)
         ids.update(names)
     return ids
@@ -178,22 +171,17 @@ def _stored(store: Index, ids: list[str]) -> list[str]:
     return list(itertools.compress(ids, store.contains(ids)))
 
 
-def _add(store: Index, options: Options, previous: Index | None) -> int:
-    if options.images is not None:
-        return _add_images(store, options.images, options.replace, previous)
+def _add(store: Index, source: Images | str, replace: bool, previous: Index | None) -> int:
+    if not isinstance(source, str):
+        return _add_images(store, source, replace, previous)
     added = skipped = 0
-    for ids, vectors, metadata in parquet.read(str(options.vectors)):
-        stored = set() if options.replace else set(_stored(store, ids))
+    for ids, vectors, metadata in parquet.read(source):
+        stored = set() if replace else set(_stored(store, ids))
         if new := [i for i, name in enumerate(ids) if name not in stored]:
             names = [ids[i] for i in new]
             known = {} if previous is None else previous.files(names)
-            store.add(
-                names,
-                vectors[new],
-                [metadata[i] for i in new],
-                replace=options.replace,
-                files=[known.get(name) for name in names],
-            )
+            files, columns = [known.get(name) for name in names], [metadata[i] for i in new]
+            store.add(names, vectors[new], columns, replace=replace, files=files)
         added += len(new)
         skipped += len(stored)
     _report(store, added, "vector", skipped)
@@ -221,19 +209,15 @@ def _add_images(store: Index, images: Images, replace: bool, previous: Index | N
         # Before the files are read.
         files = {image.id: File(images.place, _stamp(image.path)) for image in chunk}
         if not replace:
-            for image in chunk:
-                if _is_other_file(known.get(image.id), image):
-                    folder = known[image.id].folder
-                    left_out.append(
-                        f"{image.path}: an image of {folder} has the same id, {image.id}"
-                    )
-                    files.pop(image.id)
-            chunk = [x for x in chunk if x.id in files]
-            totals["skipped"] += len(chunk)
-            chunk = [
-                x for x in chunk if x.id not in stored or _has_changed(known.get(x.id), files[x.id])
+            others = {x.id for x in chunk if _is_other_file(known.get(x.id), x)}
+            left_out += [
+                f"{x.path}: an image of {known[x.id].folder} has the same id, {x.id}"
+                for x in chunk
+                if x.id in others
             ]
-            totals["skipped"] -= len(chunk)
+            kept = {x for x in stored if not _has_changed(known.get(x), files[x])} - others
+            chunk = [x for x in chunk if x.id not in kept | others]
+            totals["skipped"] += len(kept)
         ids, vectors, problems = images.embed_fn(chunk)
         left_out += [x if name in x else f"{name}: {x}" for name, x in problems]
         if ids:

@@ -201,9 +201,11 @@ def test_a_truncated_database_is_reported(tmp_path, bytes_left):
     with path.open("r+b") as file:
         file.truncate(int(bytes_left * size) if isinstance(bytes_left, float) else bytes_left)
     for write in (False, True):
-        with pytest.raises(index.Damaged, match="backup") as caught:
-            with index.open(place, write=write) as store:
-                list(store.scan())
+        with (
+            pytest.raises(index.Damaged, match="backup") as caught,
+            index.open(place, write=write) as store,
+        ):
+            list(store.scan())
         assert "\n" not in str(caught.value)
 
 
@@ -224,11 +226,6 @@ def test_a_missing_database_and_pointer_are_reported(tmp_path):
     with pytest.raises(FileNotFoundError, match="not an index of dmljax"):
         index.open(place)
     pointer.write_bytes(content)
-    with contextlib.closing(sqlite3.connect(place / "generation-1" / "items.db")) as connection:
-        connection.execute("update settings set format = 2")
-        connection.commit()
-    with pytest.raises(index.InvalidInput, match=r"format 2.*reads 1: update dmljax"):
-        index.open(place, write=True)
     (place / "generation-1" / "items.db").unlink()
     with pytest.raises(index.Damaged, match="backup"):
         index.open(place)
