@@ -234,11 +234,14 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def proxied(folder: pathlib.Path, *, service_port: int, port: int) -> subprocess.Popen:
-    """Starts nginx with `launch/serve.nginx.conf` and these two ports."""
+def proxied(
+    folder: pathlib.Path, *, service_port: int, port: int, seconds: int = 10
+) -> subprocess.Popen:
+    """Starts nginx with `launch/serve.nginx.conf`, these two ports, and this patience."""
     text = (ROOT / "launch" / "serve.nginx.conf").read_text()
     text = text.replace("listen 8080;", f"listen {port};")
     text = text.replace("server 127.0.0.1:8000;", f"server 127.0.0.1:{service_port};")
+    text = text.replace("_timeout 10s;", f"_timeout {seconds}s;")
     if os.getuid() == 0:  # else its worker could not enter the folder of temporary files
         text = f"user root;\n{text}"
     (folder / "nginx.conf").write_text(text)

@@ -42,19 +42,14 @@ def _changed(value):
 VECTORS = {
     "other dimension": (np.eye(9, dtype=np.float32)[:3], r"shape \(3, 9\): pass \[n, 8\]"),
     "one axis": (UNIT[2], "shape"),
-    "three axes": (UNIT[None, :3], "shape"),
     "integers": (np.eye(8, dtype=np.int8)[:3], "type int8"),
-    "complex": (UNIT[:3].astype(np.complex64), "type complex64"),
     "objects": (UNIT[:3].astype(object), "type object"),
-    "text": (UNIT[:3].astype(str), "type <U"),
     "ragged": ([[1.0], [1.0, 2.0]], "not an array"),
     "NaN": (_changed(np.nan), "number 1 contains NaN or infinity"),
-    "infinity": (_changed(np.inf), "number 1 contains NaN or infinity"),
     "zero": (UNIT[:3] * [[1], [0], [1]], "number 1 has the length 0, not 1"),
     "not unit": (UNIT[:3] * [[1], [1.002], [1]], r"number 1 has the length 1.002, not 1"),
     "huge": (UNIT[:3].astype(np.float64) * 1e300, "number 0 has the length"),
     "no rows": (UNIT[:0], r"shape \(0, 8\)"),
-    "65,536 dimensions": (np.ones((3, 65536), np.float32) / 256, r"shape \(3, 65536\)"),
     "other count": (UNIT[:2], "2 vectors for 3 ids"),
 }
 
@@ -84,15 +79,11 @@ IDS = {
     "empty": ("", "is empty"),
     "long": ("x" * 513, "513 characters"),
     "long in bytes": ("漢" * 171, "171 characters: 512 bytes"),
-    "very long": ("x" * 10**7, "10000000 characters"),
     "NUL": ("a\0b", "control character"),
-    "newline": ("a\nb", "control character"),
     "escape": ("\x1b[31m", "control character"),
     "lone surrogate": ("\ud800", "surrogate"),
     "not NFC": ("e\u0301", "NFC"),
-    "bytes": (b"a", "type bytes"),
     "number": (3, "type int"),
-    "None": (None, "type NoneType"),
 }
 
 
@@ -145,20 +136,16 @@ def _nested(depth):
 
 METADATA = {
     "a list": ([[1]], "type list, not an object"),
-    "text": (["{}"], "type str, not an object"),
     "one object": ({"x": 1}, "pass one object"),
     "other count": ([{}, {}], "2 metadata objects for 1 ids"),
     "too deep": ([_nested(9)], "deeper than 8"),
     "endless": ([_nested(5000)], "deeper than 8"),
     "too large": ([{"x": "y" * 65536}], "65544 bytes"),
     "NaN": ([{"x": float("nan")}], "number nan"),
-    "infinity": ([{"x": [1, float("-inf")]}], "number -inf"),
     "large integer": ([{"x": 2**63}], "beyond 64 bits"),
-    "bytes": ([{"x": b"y"}], "a bytes; possible are"),
     "array": ([{"x": np.float32(1)}], "a float32"),
     "key": ([{1: "x"}], "field 1, has a name that is not text"),
     "NUL": ([{"x": "\0"}], "NUL"),
-    "NUL in a key": ([{"\0": 1}], "NUL"),
     "surrogate": ([{"x": "\udfff"}], "invalid Unicode"),
 }
 
@@ -178,12 +165,10 @@ def test_metadata_comes_back_as_it_was(store):
 
 SEARCHES = {
     "k = 0": ({"k": 0}, "k=0: choose a whole number from 1 to 1000"),
-    "k < 0": ({"k": -1}, "k=-1"),
     "k > count": ({"k": 3}, "there are 2 items to search: choose k=1 to 2"),
     "k > limit": ({"k": 1001, "allow_fewer": True}, "from 1 to 1000"),
     "k of another type": ({"k": 1.0}, "whole number"),
     "unknown field": ({"where": {"colour": "red"}}, "field 'colour': did you mean 'color'"),
-    "no field": ({"where": {"": 1}}, "no filter can name"),
     "surrogate in a field": ({"where": {"\ud800": 1}}, r"no filter can name the field '\ud800'"),
     "quoted field": ({"where": {'x"': 1}}, "no filter can name"),
     "not a dict": ({"where": "color = 'red'"}, "not an object of fields"),
@@ -191,7 +176,6 @@ SEARCHES = {
     "no operator": ({"where": {"year": {}}}, "range of 'year' is empty"),
     "range of a list": ({"where": {"year": {"<": [[1]]}}}, "compared with a list"),
     "range of two numbers": ({"where": {"year": {"<": [1, 2]}}}, "is not a number or a text"),
-    "range of a bool": ({"where": {"year": {"<": True}}}, "is not a number or a text"),
     "no values": ({"where": {"year": []}}, "'year' has 0 values: give 1 to 1000"),
     "many values": ({"where": {"year": list(range(1001))}}, "1001 values"),
     "many conditions": ({"where": {f"f{i}": i for i in range(101)}}, "101 conditions"),
@@ -207,7 +191,6 @@ SEARCHES = {
         {"threshold": 1.5},
         "threshold=1.5: choose a number from -1 to 1, because the similarity of this index is",
     ),
-    "threshold NaN": ({"threshold": float("nan")}, "threshold=nan"),
     "threshold of another type": ({"threshold": "fmr=1e-3"}, "choose a number from"),
 }
 

@@ -130,7 +130,7 @@ def served(folder: pathlib.Path, *words):
 def behind_nginx(folder: pathlib.Path, server: Server):
     """Starts nginx with the configuration of `launch`, and yields the service as it shows it."""
     port = siege.free_port()
-    process = siege.proxied(folder, service_port=server.port, port=port)
+    process = siege.proxied(folder, service_port=server.port, port=port, seconds=3)
     try:
         for _ in range(200):
             with contextlib.suppress(ConnectionRefusedError):

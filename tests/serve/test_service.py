@@ -95,23 +95,6 @@ def test_a_threshold_can_answer_that_nothing_matches(server, model):
     assert all(hit["similarity"] >= cosine for hit in answer.json["results"][0]["hits"])
 
 
-def test_a_bundle_without_unit_vectors_is_searched_by_distance(distance_bundle, distance_server):
-    model = bundles.load(distance_bundle)
-    stored = model.embed([png(i) for i in range(20)]).astype(float)
-    query = model.embed([png(100)])
-    distances = np.sqrt(((stored - query) ** 2).sum(axis=1))
-    assert distance_server.request("GET", "/info").json["similarity"] == "euclidean"
-    hits = distance_server.request("POST", "/search?k=5", png(100)).json["results"][0]["hits"]
-    assert [hit["id"] for hit in hits] == [f"cats/{i:02d}.png" for i in np.argsort(distances)[:5]]
-    np.testing.assert_allclose([-hit["similarity"] for hit in hits], np.sort(distances)[:5], 1e-4)
-    middle = -float(np.sort(distances)[2:4].mean())
-    content = {"vectors": query.tolist(), "k": 10, "threshold": middle}
-    near = distance_server.request("POST", "/search", content).json["results"][0]
-    assert [hit["id"] for hit in near["hits"]] == [hit["id"] for hit in hits[:3]]
-    refused = distance_server.request("POST", "/search", content | {"threshold": 0.5})
-    assert refused.status == 422 and "-inf to 0" in refused.json["error"]
-
-
 def test_items_pictures_and_facts(server, model):
     item = server.request("GET", "/items?id=cats/03.png&vectors=true").json["items"][0]
     np.testing.assert_allclose(item["vector"], model.embed([png(3)])[0], atol=1e-6)
@@ -163,35 +146,24 @@ def _refusals():
         ("POST", "/embed", b"", 400, "zero bytes"),
         ("POST", "/embed", b"some text", 415, "image"),
         ("POST", "/embed", b"<svg xmlns='http://www.w3.org/2000/svg'/>", 415, "image"),
-        ("POST", "/embed", b"P3\n2 2\n255\n" + b"1 2 3 " * 4, 415, "image"),
         ("POST", "/embed", png(0)[:-40], 400, "cannot be read"),
         ("POST", "/embed", {"images": [good, good, cut]}, 400, "image number 2: the image cannot"),
         ("POST", "/embed", BOMB, 413, "pixels"),
         ("POST", "/embed?k=1", png(0), 400, "unknown"),
-        ("POST", "/embed", {"images": []}, 400, "length >= 1"),
         ("POST", "/embed", {"images": ["%%"]}, 400, "base64"),
         ("POST", "/embed", {"images": ["AAAA"] * 129}, 413, "limit is 128"),
         ("POST", "/embed", {"image": "AAAA"}, 400, "possible: images"),
         ("POST", "/embed", [1], 400, "Expected `object`, got `array`"),
         ("POST", "/search", {}, 400, "one of"),
-        ("POST", "/search", v | {"ids": ["a"]}, 400, "one of"),
         ("POST", "/search", v | {"k": 0}, 422, "from 1 to 1000"),
-        ("POST", "/search", v | {"k": -1}, 422, "from 1 to 1000"),
         ("POST", "/search", v | {"k": 21}, 422, "choose k=1 to 20"),
-        ("POST", "/search", v | {"k": 1001}, 422, "1000"),
         ("POST", "/search", v | {"k": True}, 400, "Expected `int"),
-        ("POST", "/search", v | {"k": "3"}, 400, "Expected `int"),
         ("POST", "/search", v | {"where": {"color": 1}}, 422, "no item has the field"),
-        ("POST", "/search", v | {"where": [1]}, 422, "not an object of fields"),
         ("POST", "/search", {"ids": [""] * 1_100_000}, 413, "1,048,576 values"),
         ("POST", "/search", v | {"threshold": 2}, 422, "from -1 to 1"),
         ("POST", "/search", v | {"threshold": "fmr=2"}, 422, "neither"),
-        ("POST", "/search", v | {"allow_fewer": 1}, 400, "Expected `bool"),
         ("POST", "/search", {"vectors": [[*unit, 0.0]]}, 422, "numbers"),
-        ("POST", "/search", {"vectors": [unit, unit[:2]]}, 422, "numbers"),
         ("POST", "/search", {"vectors": [[2.0] + [0.0] * (D - 1)]}, 422, "length 2"),
-        ("POST", "/search", {"vectors": [[0.0] * D]}, 422, "length 0"),
-        ("POST", "/search", {"vectors": [["a"] * D]}, 400, "Expected `float`"),
         ("POST", "/search", {"vectors": [unit] * 129}, 413, "limit is 128"),
         ("POST", "/search", {"ids": ["a"] * 3, "k": 1000}, 413, "limit is 2,000 hits"),
         ("POST", "/search", b'{"vectors": [[NaN, 0, 0, 0]]}', 400, "JSON"),
@@ -200,17 +172,13 @@ def _refusals():
         ("POST", "/search", b'{"ids": ["a"], "where": ' + b"[" * 100_000, 400, "depth"),
         ("POST", "/search", b'{"ids": ["\\ud800"]}', 400, "truncated"),
         ("POST", "/search", b"\xff\xfe", 400, "JSON"),
-        ("POST", "/search", {"ids": ["a\0b"]}, 422, "control character"),
-        ("POST", "/search", {"ids": ["x" * 600]}, 422, "512 bytes"),
         ("POST", "/search", {"ids": ["../../etc/passwd"]}, 404, "no item has the id"),
         ("GET", "/search", None, 400, "`id`"),
         ("GET", "/search?id=cats/01.png&k=1&k=2", None, 400, "twice"),
         ("GET", "/items?limit=101", None, 400, "<= 100"),
-        ("GET", "/items?limit=-1", None, 400, ">= 1"),
         ("POST", "/items", {"items": [{"id": "a", "vector": unit}]}, 403, "--allow-add"),
         ("DELETE", "/items?id=cats/01.png", None, 403, "--allow-delete"),
         ("PUT", "/items", b"", 405, "GET, POST, DELETE"),
-        ("GET", "/embed", None, 405, "POST"),
         ("PURGE", "/embed", None, 405, "POST"),
         ("GET", "/../../etc/passwd", None, 404, "route does not exist"),
     ]
@@ -467,7 +435,7 @@ def _throw(server, seed, count):
 
 
 def test_damaged_requests_are_answered_in_one_line(server):
-    _throw(server, 0, 300)
+    _throw(server, 0, 150)
     assert server.request("GET", "/readyz").status == 200
     assert "Traceback" not in server.log()
 

@@ -13,7 +13,7 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image
-from service_cases import environment, png, served, until
+from service_cases import environment, png, until
 
 from dmljax.bundle import preprocessing
 from dmljax.bundle.errors import BadImage
@@ -195,13 +195,29 @@ def test_the_end_comes_in_time_whatever_runs(bundle_folder, index_folder):
         process.stdout.close()
 
 
-def test_the_workers_end_with_a_service_that_is_killed(bundle_folder, tmp_path):
-    with served(tmp_path, bundle_folder) as server:
-        workers = _workers(server.process.pid)
+_STARTED = """
+import asyncio
+from dmljax.bundle import preprocessing
+from dmljax.serve.decoding import Decoders
+
+async def main():
+    preprocess = preprocessing.from_transform("unchanged", (8, 8, 1))
+    decoders = Decoders(2, preprocess, pixels=9, seconds=60, restart_fn=print)
+    await decoders.start()
+    print(*(worker._process.pid for worker in decoders._workers), flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_the_workers_end_with_a_service_that_is_killed():
+    command = [sys.executable, "-c", _STARTED]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(), text=True) as process:
+        workers = [int(pid) for pid in process.stdout.readline().split()]
         os.kill(min(workers), signal.SIGSTOP)
-        server.process.kill()
-        server.process.wait()
-        until(lambda: workers and all(map(_is_gone, workers)))
+        process.kill()
+    until(lambda: len(workers) == 2 and all(map(_is_gone, workers)))
 
 
 @pytest.mark.parametrize("free, expected", [(99 << 30, 64), (4 << 30, 4), (9 << 20, 2)])

@@ -6,11 +6,13 @@ import pathlib
 import re
 import socket
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from service_cases import raw, until
 from starlette.requests import Request
 
+from dmljax import index as indexes
 from dmljax.serve import app
 from dmljax.serve.metrics import Metrics
 from dmljax.serve.service import Service
@@ -111,13 +113,12 @@ def test_a_request_ends_when_its_client_is_gone():
     asyncio.run(main())
 
 
-def test_the_search_of_a_request_that_ended_is_stopped(bundle_folder, index_folder):
+def test_the_search_of_a_request_that_ended_is_stopped(tmp_path):
     numbers = "with recursive x(n) as (select 1 union all select n + 1 from x) "
+    service = Service.__new__(Service)  # without a bundle
+    service._searchers = ThreadPoolExecutor(2)
 
-    async def main():
-        service = Service(Settings(str(bundle_folder), index=str(index_folder)))
-        index = service.index
-
+    async def main(index):
         def endless():
             with index._transaction() as connection:
                 connection.execute(numbers + "select max(n) from x").fetchone()
@@ -125,10 +126,10 @@ def test_the_search_of_a_request_that_ended_is_stopped(bundle_folder, index_fold
         requests = [asyncio.wait_for(service.on_index(endless), 0.3) for _ in range(8)]
         results = await asyncio.gather(*requests, return_exceptions=True)
         assert all(isinstance(result, TimeoutError) for result in results)
-        assert await asyncio.wait_for(service.on_index(index.count), 5) == 20
-        index.close()
+        assert await asyncio.wait_for(service.on_index(index.count), 20) == 0
 
-    asyncio.run(main())
+    with indexes.create(tmp_path / "a.index", model="ab" * 32, dimension=2) as index:
+        asyncio.run(main(index))
 
 
 def _memory(server):
