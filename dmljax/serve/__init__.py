@@ -3,7 +3,7 @@
     settings    what can be set, and the limits
     server      one process: socket, log, end
     app         checks of every request, and the handlers of the routes
-    api         the routes: what each takes and answers, checked and described (OpenAPI)
+    api         the routes: what each takes, and refusals
     service     the bundle and the index in use
     decoding    worker processes that decode images and can be killed
     batching    images of many requests in one batch of the net

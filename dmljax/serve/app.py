@@ -27,7 +27,7 @@ from dmljax.hints import NO_THRESHOLDS, hint
 from dmljax.index import Index, InvalidInput, inputs
 from dmljax.index.nearest import SIMILARITIES
 from dmljax.serve import api
-from dmljax.serve.errors import Refused, refusal
+from dmljax.serve.api import Refused, refusal
 from dmljax.serve.metrics import CONTENT_TYPE, METHODS
 from dmljax.serve.pictures import Pictures
 from dmljax.serve.service import Service

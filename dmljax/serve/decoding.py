@@ -29,7 +29,7 @@ from dmljax.bundle.preprocessing import Preprocessing
 from dmljax.data.decode import file_bytes
 from dmljax.files import machine
 from dmljax.files.reading import json_value
-from dmljax.serve.errors import Refused
+from dmljax.serve.api import Refused
 
 _log = logging.getLogger("dmljax.serve")
 # A question: whether it asks for a small picture instead of the input of the net, whether the image

@@ -15,9 +15,9 @@ import numpy as np
 from dmljax import bundle as bundles
 from dmljax import index as indexes
 from dmljax.index.base import STOP_FN
+from dmljax.serve.api import Refused
 from dmljax.serve.batching import Batcher
 from dmljax.serve.decoding import Decoders
-from dmljax.serve.errors import Refused
 from dmljax.serve.metrics import Metrics
 from dmljax.serve.pictures import Pictures
 from dmljax.serve.settings import Settings, read_tokens

@@ -266,7 +266,7 @@ def test_a_full_disk_changes_nothing(tmp_path, action):
                 [{"t": "x" * 60_000}] * 50,
             )
             new = lambda: index.create(folder / "new", model=MODEL, dimension=8)  # noqa: E731
-            for call in (lambda: store.add(*large), store.compact, new):  # noqa: B023
+            for call in (lambda: store.add(*large), store.compact, new):
                 with pytest.raises(OSError, match=r"disk is full|No space") as caught:
                     call()
                 assert "\n" not in str(caught.value)

@@ -17,8 +17,8 @@ from service_cases import environment, png, until
 
 from dmljax.bundle import preprocessing
 from dmljax.bundle.errors import BadImage
+from dmljax.serve.api import Refused
 from dmljax.serve.decoding import Decoders, default_count
-from dmljax.serve.errors import Refused
 
 pytestmark = pytest.mark.xdist_group("serve")
 
