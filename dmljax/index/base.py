@@ -270,9 +270,6 @@ class Index(abc.ABC):
         self._check_writable()
         self._discard()
 
-    def __len__(self) -> int:
-        return self.count()
-
     def __enter__(self):
         return self
 

@@ -1,5 +1,9 @@
 """One bundle, one index and one service for the tests that change nothing."""
 
+import json
+import shutil
+
+import forged
 import pytest
 from service_cases import TOKEN, exported, indexed, served
 
@@ -10,17 +14,14 @@ def bundle_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def distance_bundle(tmp_path_factory):
-    """Exports a bundle without unit vectors, which are compared by their distance."""
-    method = {"name": "pairs", "dim": 2, "unit": False}
-    return exported(tmp_path_factory.mktemp("serve_distance"), method=method)
-
-
-@pytest.fixture(scope="session")
-def distance_server(distance_bundle, tmp_path_factory):
+def distance_server(bundle_folder, tmp_path_factory):
+    """Serves a bundle whose embeddings are compared by their distance."""
     folder = tmp_path_factory.mktemp("serve_distances")
-    place = indexed(distance_bundle, folder)
-    with served(folder, distance_bundle, f"--index={place}") as running:
+    bundle = shutil.copytree(bundle_folder, folder / "distance.bundle")
+    output = json.loads((bundle / "manifest.json").read_text())["output"]
+    output |= {"unit": False, "similarity": "euclidean"}
+    forged.change_manifest(bundle, output=output, thresholds={})
+    with served(folder, bundle, f"--index={indexed(bundle, folder)}") as running:
         yield running
 
 

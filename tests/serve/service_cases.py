@@ -30,11 +30,10 @@ VARIABLES = {"JAX_NUM_CPU_DEVICES": "1", "JAX_NUMPY_RANK_PROMOTION": None}
 HOSTILE = '<script>document.title = "taken"</script>'
 
 
-def exported(folder: pathlib.Path, *, method: dict | None = None) -> pathlib.Path:
+def exported(folder: pathlib.Path) -> pathlib.Path:
     """Exports the bundle of a run of two steps."""
     evaluate = {"every": 2, "ks": [1], "batch_size": 16, "clustering": None}
-    fields = {} if method is None else {"method": method}
-    training.run(tiny(folder, steps=2, evaluate=evaluate, **fields), folder / "run")
+    training.run(tiny(folder, steps=2, evaluate=evaluate), folder / "run")
     bundle = exporting.export(folder / "run", folder / "tiny.bundle", batch_sizes=(1, 4, 16))
     # The run has too few classes to choose thresholds.
     forged.change_manifest(bundle, thresholds={"fmr=1e-2": {"cosine": 0.9, "test": {"fmr": 0.013}}})

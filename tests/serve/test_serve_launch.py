@@ -3,7 +3,6 @@
 import configparser
 import json
 import re
-import shlex
 import urllib.parse
 
 import pytest
@@ -27,53 +26,23 @@ def _arguments(words):
     return arguments
 
 
-def _instructions():
+def test_the_container_runs_the_command_without_a_shell_and_without_root():
     text = (ROOT / "launch" / "serve.Dockerfile").read_text()
     text = re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", " ")
-    return [tuple(line.split(None, 1)) for line in text.splitlines() if line.strip()]
-
-
-def test_the_container_runs_the_command_without_a_shell_and_without_root():
-    instructions = _instructions()
-    names = [name for name, _ in instructions]
-    assert names[0] == "FROM" and names.count("ENTRYPOINT") == 1
-    last = dict(instructions)
-    assert json.loads(last["ENTRYPOINT"]) == ["dmljax", "serve"]
+    last = dict(line.split(None, 1) for line in text.splitlines() if line.strip())
+    assert json.loads(last["ENTRYPOINT"]) == ["dmljax", "serve"] and last["USER"].isdecimal()
     arguments = _arguments(json.loads(last["CMD"]))
     assert arguments.host == "0.0.0.0" and arguments.token_file
     assert int(last["EXPOSE"]) == arguments.port
-    assert last["USER"].isdecimal() and names.index("USER") > names.index("RUN")
-    check = json.loads(last["HEALTHCHECK"].partition("CMD ")[2])
-    compile(check[2], "healthcheck", "exec")
-    for name, rest in instructions:
-        if name == "COPY":
-            *sources, _ = shlex.split(rest)
-            assert all((ROOT / source).exists() for source in sources)
     extras = re.search(r"EXTRAS=(\S+)", last["ARG"])[1].split(",")
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
-    assert set(extras) <= set(config["options.extras_require"])
-    assert "postgres" in extras  # serve.yaml runs this image with an index in PostgreSQL
-
-
-def _volumes_of(pod, container):
-    """Returns the paths that a container mounts, and the writable ones."""
-    volumes = {volume["name"] for volume in pod["volumes"]}
-    assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
-    mounts = {x["mountPath"]: x.get("readOnly", False) for x in container["volumeMounts"]}
-    return list(mounts), [path for path, is_read_only in mounts.items() if not is_read_only]
+    assert "postgres" in extras and set(extras) <= set(config["options.extras_require"])
 
 
 def test_the_manifest_is_consistent():
-    documents = list(yaml.safe_load_all((ROOT / "launch" / "serve.yaml").read_text()))
-    deployment, address = documents
-    assert (deployment["apiVersion"], deployment["kind"]) == ("apps/v1", "Deployment")
-    assert (address["apiVersion"], address["kind"]) == ("v1", "Service")
-    template = deployment["spec"]["template"]
-    labels = template["metadata"]["labels"]
-    assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    assert address["spec"]["selector"].items() <= labels.items()
-    pod = template["spec"]
+    deployment, address = yaml.safe_load_all((ROOT / "launch" / "serve.yaml").read_text())
+    pod = deployment["spec"]["template"]["spec"]
     container, nginx = pod["containers"]
     arguments = _arguments(container["args"])
     # Only nginx reaches the service, and others reach nginx.
@@ -88,20 +57,9 @@ def test_the_manifest_is_consistent():
     pauses = {int(x["lifecycle"]["preStop"]["exec"]["command"][1]) for x in pod["containers"]}
     end = arguments.max_seconds + service._CLOSE_SECONDS + 1
     assert pod["terminationGracePeriodSeconds"] > max(pauses) + end
-    mounts, writable = _volumes_of(pod, container)
-    for path in (arguments.bundle, arguments.token_file):
-        assert path.startswith(tuple(f"{mount}/" for mount in mounts))
-    mounts, _ = _volumes_of(pod, nginx)
-    _, prefix, _, configuration = nginx["command"][1:]
-    assert prefix in mounts and configuration == "/etc/dmljax/serve.nginx.conf"
-    # A service on the network changes nothing unless someone asks for it.
+    # A service on the network changes nothing, and its command line has no password.
     assert not arguments.allow_add and not arguments.allow_delete
-    variables = {entry["name"]: entry for entry in container["env"]}
-    assert "valueFrom" in variables["PGPASSWORD"]
-    # What command lines say is read by everybody on a node.
     assert urllib.parse.urlsplit(arguments.index).password is None
-    assert "$(" not in " ".join(container["args"])
-    assert variables["DMLJAX_CACHE"]["value"].startswith(tuple(f"{x}/" for x in writable))
     # In MiB: the service itself and its workers, with room for requests.
     worker = decoding._BYTES_PER_PIXEL * arguments.max_pixels + decoding._SPARE_BYTES >> 20
     needed = 300 + arguments.decoders * worker
