@@ -95,14 +95,13 @@ def about(path: str | os.PathLike) -> About:
         )
     schema, name = _schema(file)
     try:
-        written = reading.json_value((schema.metadata or {})[b"dmljax"])
-        model, similarity = written["model"], written["similarity"]
+        stated = reading.json_value((schema.metadata or {})[b"dmljax"])
+        model, similarity = stated["model"], stated["similarity"]
     except (KeyError, ValueError, TypeError):
         model = similarity = None
-    kind = schema.field(name).type
-    if hasattr(kind, "list_size"):
+    if hasattr(kind := schema.field(name).type, "list_size"):
         return About(model, similarity, kind.list_size)
-    batch = next(read(file), None)
+    batch = next(read(file, 1), None)
     return About(model, similarity, 0 if batch is None else batch.vectors.shape[1])
 
 
@@ -120,13 +119,19 @@ def read(path: str | os.PathLike, batch_size: int = _BATCH) -> Iterator[Batch]:
         length, row = None, 0
         with parquet.ParquetFile(file) as opened:
             for rows in opened.iter_batches(batch_size=batch_size):
-                length = _check_lengths(rows[name], length, row, f"{file}: the column {name!r}")
+                # Missing vectors have the length -1.
+                lengths = rows[name].value_lengths().fill_null(-1).to_numpy()
+                length = max(0, int(lengths[0])) if length is None and len(lengths) else length
+                for i in np.flatnonzero(lengths != length)[:1]:
+                    count = "no vector" if lengths[i] < 0 else f"{lengths[i]} numbers, not {length}"
+                    place = f"the column {name!r}: row {row + i} (counted from 0)"
+                    raise InvalidInput(f"{file}: {place} has {count}")
                 vectors = rows[name].flatten().to_numpy(zero_copy_only=False)
+                metadata = rows.select(others).to_pylist() if others else [{}] * len(rows)
                 if "metadata" in others:
-                    values = rows["metadata"].to_pylist()
-                    metadata = [_decode(value, file, i) for i, value in enumerate(values, row)]
-                else:
-                    metadata = rows.select(others).to_pylist() if others else [{}] * len(rows)
+                    metadata = [
+                        _decode(x["metadata"], file, i) for i, x in enumerate(metadata, row)
+                    ]
                 yield Batch(rows["id"].to_pylist(), vectors.reshape(len(rows), -1), metadata)
                 row += len(rows)
 
@@ -142,25 +147,9 @@ def _files(path: str | os.PathLike) -> Iterator[pathlib.Path]:
                 yield pathlib.Path(path) / part["folder"] / name
 
 
-def _check_lengths(vectors: Any, length: int | None, row: int, column: str) -> int | None:
-    """Returns the `length` of all `vectors`, by default the first one's; raises if one differs.
-
-    `row` is the number of the first vector in the file.
-    """
-    lengths = vectors.value_lengths().to_numpy(zero_copy_only=False)
-    lengths = np.where(vectors.is_null().to_numpy(zero_copy_only=False), -1, lengths)
-    length = int(lengths[0]) if length is None and len(lengths) else length
-    for number in np.flatnonzero((lengths != length) | (lengths < 0))[:1]:
-        numbers = "no vector" if lengths[number] < 0 else f"{lengths[number]} numbers, not {length}"
-        raise InvalidInput(f"{column}: row {row + number} (counted from 0) has {numbers}")
-    return length
-
-
-def _decode(value: Any, path: str | os.PathLike, row: int) -> Any:
-    if not isinstance(value, str):
-        return value
+def _decode(value: Any, path: pathlib.Path, row: int) -> Any:
     try:
-        return reading.json_value(value)
+        return reading.json_value(value) if isinstance(value, str) else value
     except ValueError:
         raise InvalidInput(
             f"{path}: the column 'metadata' is not JSON in row {row} (counted from 0)"
