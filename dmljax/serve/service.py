@@ -127,8 +127,11 @@ class Service:
         ended = threading.Event()
 
         def call() -> _T:
-            STOP_FN.set(ended.is_set)
-            return function(*arguments)
+            token = STOP_FN.set(ended.is_set)
+            try:
+                return function(*arguments)
+            finally:
+                STOP_FN.reset(token)
 
         try:
             return await asyncio.get_running_loop().run_in_executor(self._searchers, call)
