@@ -210,9 +210,10 @@ class EmbeddedIndex(Index):
         if len(stored) < len(rows):
             raise database.damaged(self._file, "items of some vectors are missing")
         items = {}
-        for (row, *item), vector in zip(stored, view.vectors_of(rows), strict=True):
-            database.verify(self._file, *item, vector.astype("<f4", copy=False).tobytes())
-            items[row] = item[0], database.decode_metadata(self._file, item[1])
+        for (row, name, text, total), vector in zip(stored, view.vectors_of(rows), strict=True):
+            blob = vector.astype("<f4", copy=False).tobytes()
+            database.verify(self._file, name, text, total, blob)
+            items[row] = name, database.decode_metadata(self._file, text)
         return results, items
 
     def _rows_where(self, transaction: Connection, conditions: list[Condition]) -> np.ndarray:

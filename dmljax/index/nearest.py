@@ -131,13 +131,12 @@ def _tiles(block: Block) -> Iterator[Block]:
     """Yields the parts of a block that are compared at a time."""
     for start in range(0, len(block.rows), _ROWS):
         tile = slice(start, start + _ROWS)
-        rows, vectors, where = block.rows[tile], block.vectors[tile], None
-        if block.where is not None and not (where := block.where[tile]).all():
-            if not where.any():
-                continue
-            if where.mean() < _SPARSE:
-                rows, vectors, where = rows[where], vectors[where], None
-        yield Block(rows, vectors, where)
+        rows, vectors = block.rows[tile], block.vectors[tile]
+        where = None if block.where is None or block.where[tile].all() else block.where[tile]
+        if where is not None and where.mean() < _SPARSE:
+            rows, vectors, where = rows[where], vectors[where], None
+        if len(rows):
+            yield Block(rows, vectors, where)
 
 
 def _largest(scores: np.ndarray, reach: np.float32, k: int) -> np.ndarray:

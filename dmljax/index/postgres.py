@@ -308,7 +308,7 @@ class PostgresIndex(Index):
             f"select row, id, metadata, vector from {{items}} where {text} "
             f"order by vector {similarity.operator} ? fetch first ? rows with ties"
         )
-        results, items = [], {}
+        results, items = [], dict[int, tuple[str, dict[str, Any]]]()
         for query in queries:
             parameters_of_query = [*parameters, Vector(query), k + _MORE]
             chosen = self._rows(transaction, statement, parameters_of_query)
