@@ -115,8 +115,8 @@ def test_large_images_and_requests_with_many_images_let_others_pass():
             assert all(x.shape == (8, 8, 1) for x in await decoders.prepare(images))
             order.append(name)
 
-        tasks = [asyncio.create_task(decode("large", [_blank(4500)])) for _ in range(3)]
-        tasks += [asyncio.create_task(decode("many", [_noise(1500)] * 20))]
+        tasks = [asyncio.create_task(decode("large", [_blank(2200)])) for _ in range(3)]
+        tasks += [asyncio.create_task(decode("many", [_noise(800)] * 20))]
         await asyncio.sleep(0.1)
         tasks += [asyncio.create_task(decode("small", [_noise(200)])) for _ in range(5)]
         await asyncio.gather(*tasks)
@@ -160,39 +160,39 @@ def _is_gone(pid):
 
 
 _STUCK = """
-import sys, time
-from dmljax.serve import server, service
+import time, types
+from concurrent.futures import ThreadPoolExecutor
+from dmljax.bundle import preprocessing
+from dmljax.serve import batching, decoding, metrics, server, service
 from dmljax.serve.settings import Limits, Settings
 
 class Service(service.Service):
-    async def start(self):
-        await super().start()
-        for _ in range(service._SEARCHERS):
-            self._searchers.submit(time.sleep, 600)
+    def __init__(self, settings):  # without a bundle
+        self.settings, self.metrics, self.tokens = settings, metrics.Metrics(), ()
+        self.index, self._net = types.SimpleNamespace(close=print), ThreadPoolExecutor(1)
+        self._searchers = ThreadPoolExecutor(1)
+        self._searchers.submit(time.sleep, 600)
+        self._batcher = batching.Batcher(None, sizes=(1,), executor=self._net, measure_fn=None)
+        preprocess = preprocessing.from_transform("unchanged", (8, 8, 1))
+        self._decoders = decoding.Decoders(2, preprocess, pixels=9, seconds=1, restart_fn=print)
 
 server.Service, service._CLOSE_SECONDS = Service, 1.0
-server.run(Settings(*sys.argv[1:], port=0, limits=Limits(seconds=2)))
+server.run(Settings("none", port=0, limits=Limits(seconds=2)))
 """
 
 
-def test_the_end_comes_in_time_whatever_runs(bundle_folder, index_folder):
+def test_the_end_comes_in_time_whatever_runs():
     """Threads run on, for which Python would wait."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _STUCK, bundle_folder, index_folder],
-        stdout=subprocess.PIPE,
-        env=environment(),
-        text=True,
-    )
-    try:
-        assert process.stdout.readline().startswith("http://")
-        workers = _workers(process.pid)
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
-        until(lambda: workers and all(map(_is_gone, workers)))
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    command = [sys.executable, "-c", _STUCK]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(), text=True) as process:
+        try:
+            assert process.stdout.readline().startswith("http://")
+            workers = _workers(process.pid)
+            process.send_signal(signal.SIGTERM)
+            process.wait(30)
+            until(lambda: len(workers) == 2 and all(map(_is_gone, workers)))
+        finally:
+            process.kill()
 
 
 _STARTED = """
