@@ -25,8 +25,9 @@ import numpy as np
 
 from dmljax.commands.parser import add_fields, flag, refuse
 from dmljax.hints import NO_THRESHOLDS, hint
-from dmljax.index import Hit, filters, inputs
+from dmljax.index import filters, inputs
 from dmljax.index import open as open_index
+from dmljax.index.base import Hit
 
 
 @dataclasses.dataclass(frozen=True)

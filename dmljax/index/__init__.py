@@ -15,7 +15,7 @@ import os
 from typing import Any
 
 from dmljax.index import inputs
-from dmljax.index.base import Hit, Index, Item
+from dmljax.index.base import Index
 from dmljax.index.embedded import EmbeddedIndex
 from dmljax.index.errors import (
     Damaged,
@@ -31,10 +31,8 @@ from dmljax.index.errors import (
 __all__ = [
     "Damaged",
     "DuplicateId",
-    "Hit",
     "Index",
     "InvalidInput",
-    "Item",
     "Locked",
     "OtherModel",
     "Superseded",

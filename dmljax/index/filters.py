@@ -10,7 +10,7 @@ Text is ordered by the code points of its characters. None matches a field that 
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dmljax.files import reading
@@ -56,27 +56,62 @@ def parse(where: Any) -> list[Condition]:
     """Returns the conditions of a filter; an empty list if it is None."""
     if where is None:
         return []
+    if problem := next(_problems(where), None):
+        raise InvalidInput(f"where: {problem}")
+    return [
+        Condition(field, operator, _distinct(wanted))
+        for field, relations in where.items()
+        for operator, wanted in _relations(relations).items()
+    ]
+
+
+def _relations(wanted: Any) -> Mapping[Any, Any]:
+    return wanted if isinstance(wanted, Mapping) else {"=": wanted}
+
+
+def _values(wanted: Any) -> list[Any]:
+    return list(wanted) if isinstance(wanted, list | tuple | set | frozenset) else [wanted]
+
+
+def _distinct(wanted: Any) -> tuple[Any, ...]:
+    """Returns each value once. Keys of a dict compare as JSON does: 1 equals 1.0."""
+    return tuple({(kind(value), value): value for value in _values(wanted)}.values())
+
+
+def _problems(where: Any) -> Iterator[str]:
+    """Yields what is wrong with a filter."""
     if not isinstance(where, Mapping):
-        raise InvalidInput(
-            f"where={inputs.shorten(where)} is not an object of fields, such as "
-            '{"folder": "cats"}'
-        )
-    conditions = []
-    for field, wanted in where.items():
-        is_name = isinstance(field, str) and field and inputs.is_text(field)
-        if not is_name or '"' in field:
-            raise InvalidInput(f"where: no filter can name the field {inputs.shorten(field)}")
-        relations = wanted if isinstance(wanted, Mapping) else {"=": wanted}
-        if not relations:
-            raise InvalidInput(f"where: the range of {field!r} is empty")
-        conditions += [_condition(field, *relation) for relation in relations.items()]
-    total = sum(len(condition.values) for condition in conditions)
-    if len(conditions) > _MOST_CONDITIONS or total > _MOST_TOGETHER:
-        raise InvalidInput(
-            f"where has {len(conditions)} conditions and {total} values in all; "
-            f"{_MOST_CONDITIONS} and {_MOST_TOGETHER} are the limits"
-        )
-    return conditions
+        yield f'{inputs.shorten(where)} is not an object of fields, such as {{"folder": "cats"}}'
+        return
+    conditions = total = 0
+    for field, relations in where.items():
+        if not isinstance(field, str) or not field or '"' in field or not inputs.is_text(field):
+            yield f"no filter can name the field {inputs.shorten(field)}"
+        if not _relations(relations):
+            yield f"the range of {field!r} is empty"
+        for operator, wanted in _relations(relations).items():
+            yield from (f"{field!r} {problem}" for problem in _problems_of(operator, wanted))
+            conditions, total = conditions + 1, total + len(_distinct(wanted))
+    if conditions > _MOST_CONDITIONS or total > _MOST_TOGETHER:
+        limits = f"{_MOST_CONDITIONS} and {_MOST_TOGETHER} are the limits"
+        yield f"it has {conditions} conditions and {total} values in all; {limits}"
+
+
+def _problems_of(operator: Any, wanted: Any) -> Iterator[str]:
+    values = _values(wanted)
+    for value in values:
+        is_scalar = value is None or isinstance(value, str | int | float)
+        problem = inputs.problem_of_value(value) if is_scalar else f"a {type(value).__name__}"
+        if problem:
+            yield f"is compared with {problem}"
+    if operator not in ("=", *OPERATORS):
+        operators = ", ".join(OPERATORS)
+        yield f"has the operator {inputs.shorten(operator)}. Ranges have: {operators}"
+    kinds = [kind(value) for value in values]
+    if operator != "=" and (not {*kinds} <= {"number", "text"} or len({*kinds}) < len(kinds)):
+        yield f"{operator} {inputs.shorten(wanted)} is not a number or a text"
+    if not 1 <= (count := len(_distinct(wanted))) <= _MOST_VALUES:
+        yield f"has {count} values: give 1 to {_MOST_VALUES}"
 
 
 def to_sql(conditions: Sequence[Condition], dialect: Dialect) -> tuple[str, list[Any]]:
@@ -94,31 +129,6 @@ def to_sql(conditions: Sequence[Condition], dialect: Dialect) -> tuple[str, list
                 parameters += map(dialect.value_fn, chosen) if name != "null" else ()
         terms.append(f"({' or '.join(choices)})")
     return " and ".join(terms), parameters
-
-
-def _condition(field: str, operator: Any, wanted: Any) -> Condition:
-    values = wanted if isinstance(wanted, list | tuple | set | frozenset) else [wanted]
-    for value in values:
-        is_scalar = value is None or isinstance(value, str | int | float)
-        problem = inputs.problem_of_value(value) if is_scalar else f"a {type(value).__name__}"
-        if problem:
-            raise InvalidInput(f"where: {field!r} is compared with {problem}")
-    if operator != "=":
-        if operator not in OPERATORS:
-            raise InvalidInput(
-                f"where: {field!r} has the operator {inputs.shorten(operator)}. Ranges have: "
-                f"{', '.join(OPERATORS)}"
-            )
-        kinds = [kind(value) for value in values]
-        if not set(kinds) <= {"number", "text"} or len(set(kinds)) < len(kinds):
-            raise InvalidInput(
-                f"where: {field!r} {operator} {inputs.shorten(wanted)} is not a number or a text"
-            )
-    # A dict compares as JSON does: 1 equals 1.0, and the kind keeps `true` apart.
-    distinct = {(kind(value), value): value for value in values}
-    if not 1 <= len(distinct) <= _MOST_VALUES:
-        raise InvalidInput(f"where: {field!r} has {len(distinct)} values: give 1 to {_MOST_VALUES}")
-    return Condition(field, operator, tuple(distinct.values()))
 
 
 def from_words(words: Sequence[str]) -> dict[str, Any] | None:

@@ -1,6 +1,5 @@
 """Checks of the caller's arguments. A call that is refused stores nothing."""
 
-import collections
 import json
 import math
 import re
@@ -70,13 +69,13 @@ def check_ids(ids: Any, *, distinct: bool = True, first: int = 0) -> list[str]:
     """Checks ids: short, printable text in normal form NFC. Errors number them from `first`."""
     if isinstance(ids, str | bytes):
         raise InvalidInput(f"ids is one string, {shorten(ids)}: pass a list of ids")
-    ids = list(ids)
+    ids, so_far = list(ids), set()
     for number, name in enumerate(ids, start=first):
         if problem := _problem_of_id(name):
             raise InvalidInput(f"id {shorten(name)} (number {number}) {problem}")
-    if distinct and len(set(ids)) < len(ids):
-        name, _ = collections.Counter(ids).most_common(1)[0]
-        raise DuplicateId(f"id {shorten(name)} occurs twice in one call")
+        if distinct and name in so_far:
+            raise DuplicateId(f"id {shorten(name)} occurs twice in one call")
+        so_far.add(name)
     return ids
 
 
@@ -113,15 +112,16 @@ def check_vectors(
         array = np.asarray(vectors)
     except ValueError as error:
         raise InvalidInput(f"vectors are not an array: {error}") from None
+    problem = ""
     if array.dtype not in (np.float16, np.float32, np.float64):
-        raise InvalidInput(f"vectors are of type {array.dtype}: pass float32, float16 or float64")
-    if array.ndim != 2 or array.shape[1] != dimension or not len(array):
-        raise InvalidInput(
-            f"vectors have the shape {array.shape}: pass [n, {dimension}], one vector at least; "
-            "another dimension belongs to another model"
-        )
-    if count is not None and len(array) != count:
-        raise InvalidInput(f"there are {len(array)} vectors for {count} ids")
+        problem = f"vectors are of type {array.dtype}: pass float32, float16 or float64"
+    elif array.ndim != 2 or array.shape[1] != dimension or not len(array):
+        shape = f"pass [n, {dimension}], one vector at least"
+        problem = f"vectors have the shape {array.shape}: {shape}"
+    elif count is not None and len(array) != count:
+        problem = f"there are {len(array)} vectors for {count} ids"
+    if problem:
+        raise InvalidInput(problem)
     with np.errstate(over="ignore", invalid="ignore"):  # reported below
         norms = np.sqrt(np.einsum("nd,nd->n", array, array, dtype=np.float64))
         valid = np.abs(norms - 1) <= _NORM_TOLERANCE if similarity.needs_unit else norms <= _LONGEST
@@ -144,28 +144,29 @@ def check_metadata(metadata: Any, count: int, *, first: int = 0) -> list[str]:
 
     Errors number them from `first`.
     """
-    if metadata is None:
-        return ["{}"] * count
-    if isinstance(metadata, str | bytes | Mapping):
-        raise InvalidInput("metadata is not a list: pass one object (a dict) per id")
-    metadata = list(metadata)
-    if len(metadata) != count:
-        raise InvalidInput(f"there are {len(metadata)} metadata objects for {count} ids")
-    return [_json(item, f"metadata of number {i}") for i, item in enumerate(metadata, start=first)]
+    items = [{}] * count if metadata is None else metadata
+    if isinstance(items, str | bytes | Mapping) or len(items := list(items)) != count:
+        raise InvalidInput(f"metadata must be a list of {count} objects (dicts), one per id")
+    texts = []
+    for number, item in enumerate(items, start=first):
+        problem, text = _json({} if item is None else item)
+        if problem:
+            raise InvalidInput(f"metadata of number {number}{problem}")
+        texts.append(text)
+    return texts
 
 
-def _json(item: Any, place: str) -> str:
-    if item is None:
-        return "{}"
+def _json(item: Any) -> tuple[str, str]:
+    """Returns what is wrong with metadata, and its JSON."""
     if not isinstance(item, Mapping):
-        raise InvalidInput(f"{place} is of type {type(item).__name__}, not an object (a dict)")
+        return f" is of type {type(item).__name__}, not an object (a dict)", ""
     for field, value in item.items():
         if problem := problem_of_value({field: value}, _METADATA_DEPTH):
-            raise InvalidInput(f"{place}, field {shorten(field)}, has {problem}")
+            return f", field {shorten(field)}, has {problem}", ""
     text = json.dumps(item, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     if (size := len(text.encode())) > _METADATA_BYTES:
-        raise InvalidInput(f"{place} has {size} bytes of JSON: {_METADATA_BYTES} are the limit")
-    return text
+        return f" has {size} bytes of JSON: {_METADATA_BYTES} are the limit", ""
+    return "", text
 
 
 def problem_of_value(value: Any, depth: int = 0) -> str | None:

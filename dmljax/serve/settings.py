@@ -8,6 +8,7 @@ import ipaddress
 import math
 import os
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 _SHORTEST_TOKEN = 16
@@ -52,24 +53,26 @@ class Settings:
 
     def check(self) -> None:
         """Raises `ValueError` for settings that are unsafe or impossible."""
+        if problem := next(self._problems(), None):
+            raise ValueError(problem)
+
+    def _problems(self) -> Iterator[str]:
         if not 0 <= self.port < 65536:
-            raise ValueError(f"--port={self.port} must lie between 0 and 65535")
+            yield f"--port={self.port} must lie between 0 and 65535"
         if not 0 <= self.decoders <= 256:
-            raise ValueError(f"--decoders={self.decoders} must lie between 0 and 256")
+            yield f"--decoders={self.decoders} must lie between 0 and 256"
         for name, value in dataclasses.asdict(self.limits).items():
             if not 0 < value < math.inf:
-                flag = f"--max-{name.replace('_', '-')}"
-                raise ValueError(f"{flag}={value} must be larger than 0, and finite")
-        if self.token_file is None:
-            if not is_loopback(self.host):
-                raise ValueError(
-                    f"--host={self.host} can be reached from other machines: it needs "
-                    "--token-file=FILE (or leave --host at 127.0.0.1)"
-                )
-            if self.allow_add or self.allow_delete:
-                raise ValueError("--allow-add and --allow-delete need --token-file=FILE")
+                yield f"--max-{name.replace('_', '-')}={value} must be larger than 0, and finite"
+        if self.token_file is None and not is_loopback(self.host):
+            yield (
+                f"--host={self.host} can be reached from other machines: it needs "
+                "--token-file=FILE (or leave --host at 127.0.0.1)"
+            )
+        if self.token_file is None and (self.allow_add or self.allow_delete):
+            yield "--allow-add and --allow-delete need --token-file=FILE"
         if self.index is None and (self.allow_add or self.allow_delete or self.images):
-            raise ValueError("--images, --allow-add and --allow-delete need --index")
+            yield "--images, --allow-add and --allow-delete need --index"
 
 
 def is_loopback(host: str) -> bool:

@@ -136,8 +136,8 @@ def _nested(depth):
 
 METADATA = {
     "a list": ([[1]], "type list, not an object"),
-    "one object": ({"x": 1}, "pass one object"),
-    "other count": ([{}, {}], "2 metadata objects for 1 ids"),
+    "one object": ({"x": 1}, "must be a list of 1 objects"),
+    "other count": ([{}, {}], "must be a list of 1 objects"),
     "too deep": ([_nested(9)], "deeper than 8"),
     "endless": ([_nested(5000)], "deeper than 8"),
     "too large": ([{"x": "y" * 65536}], "65544 bytes"),
