@@ -259,7 +259,8 @@ def test_a_full_disk_changes_nothing(tmp_path, action):
         equal(place, naive)
         (folder / "other").unlink()
         with index.open(place, write=True) as store:
-            store.compact()
+            if action == "compact":
+                store.compact()
             assert store.check() == []
         equal(place, naive)
 
