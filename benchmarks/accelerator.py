@@ -119,7 +119,7 @@ AUGMENTED = {"name": "standard_train", "color": 0.4, "antialias": False}
 TILED = (*LOSSES[:5], "clip", "siglip", "recall_at_k", "smooth_ap")
 MEASURED: set[str] = set()  # lines that an earlier call has finished
 COMPILE_ONLY = False  # in processes of the first stage
-FORMS = {"float32": None, "filter in float32": "float32", "filter in bfloat16": "bfloat16"}
+FORMS = {"float32": None, "filter in bfloat16": "bfloat16"}
 PEERS = {  # of pytorch-metric-learning, as far as a batch of 4,096 fits into memory
     "contrastive": "ContrastiveLoss",
     "multi_similarity": "MultiSimilarityLoss",
@@ -401,7 +401,7 @@ def loop(sizes, *, data, augmented=False):
 
 
 def evaluation(sizes, *, key, forms):
-    """MAP@R of every query by the forms of `FORMS`; those with a filter must agree bit for bit."""
+    """MAP@R of every query by the forms of `FORMS`."""
     from evaluation import products
 
     from dmljax import metrics, retrieval
@@ -424,8 +424,6 @@ def evaluation(sizes, *, key, forms):
         cells = {"share": 2 * n**2 * d / duration / rate, "gib": gib(), "compile": compile_seconds}
         different = ~np.isclose(results[form], results[forms[0]], rtol=0, atol=0, equal_nan=True)
         note = f"{different.sum():,} of {n:,} queries differ from {forms[0]}"
-        if {form, forms[0]} == set(list(FORMS)[1:]) and different.any():
-            raise RuntimeError(note)
         yield line(f"ranks of {n:,} x {d}, {form}", duration, "s", note=note, **cells)
 
 
@@ -650,7 +648,7 @@ ROWS |= {
     "run, device, augmented": functools.partial(loop, data="device", augmented=True),
     "deterministic": deterministic,
     "tests": tests,
-    "evaluation, large": functools.partial(evaluation, key="large", forms=list(FORMS)[2:]),
+    "evaluation, large": functools.partial(evaluation, key="large", forms=list(FORMS)[1:]),
     "images": images,
 }
 ROWS |= {f"torch {name}": functools.partial(torch_step, name=name) for name in NETS}

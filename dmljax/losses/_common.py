@@ -400,12 +400,9 @@ def _sides(
     anchors = matrix("embeddings", embeddings)
     where = row_mask(where, anchors)
     within_batch = references is None
-    if references is None:
-        if reference_labels is not None:
-            raise ValueError("reference_labels without references: pass both or neither")
-        references = anchors
-    else:
-        references = matrix("references", references)
+    if within_batch and reference_labels is not None:
+        raise ValueError("reference_labels without references: pass both or neither")
+    references = anchors if within_batch else matrix("references", references)
     if anchors.shape[1] != references.shape[1]:
         raise ValueError(
             f"embeddings {anchors.shape} and references {references.shape} differ in their last "

@@ -1,7 +1,6 @@
 """Sums of losses, a loss of nested prefixes, and statistics to log with a loss."""
 
 import functools
-import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,7 +23,8 @@ def weighted_sum(losses: Mapping[str, tuple[float | Array, Callable]]) -> Callab
 
     Args:
         losses: `{name: (weight, loss_fn)}`. All losses get the arguments of the returned function.
-            Bind others with `functools.partial`.
+            Bind others with `functools.partial`, and drop some with a function of your own, such as
+            `lambda x, *_, **__: losses.lp(x)`.
 
     >>> loss_fn = losses.weighted_sum({"a": (1, losses.contrastive), "b": (0.5, losses.supcon)})
     >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
@@ -32,26 +32,14 @@ def weighted_sum(losses: Mapping[str, tuple[float | Array, Callable]]) -> Callab
     >>> print(f"{total:.3f} = {values['a']:.3f} + 0.5 * {values['b']:.3f}")
     0.770 = 0.738 + 0.5 * 0.064
     """
-    if not losses:
-        raise ValueError("weighted_sum of no losses: pass {name: (weight, loss_fn), ...}")
-    is_dict = isinstance(losses, Mapping)
-    if not is_dict or not all(isinstance(v, tuple | list) and len(v) == 2 for v in losses.values()):
-        raise TypeError(f"weighted_sum takes {{name: (weight, loss_fn), ...}}, not {losses!r}")
+    pairs = losses.values() if isinstance(losses, Mapping) else ()
+    if not pairs or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+        raise TypeError(f"`losses` must be {{name: (weight, loss_fn), ...}}, got {losses!r}")
     losses = dict(losses)
     for name, (_, loss_fn) in losses.items():
         check_function(f"the loss {name!r}", loss_fn, "losses.triplet")
 
     def loss(*args, **keywords) -> tuple[Array, dict[str, Array]]:
-        for name, (_, loss_fn) in losses.items():
-            try:
-                inspect.signature(loss_fn).bind(*args, **keywords)
-            except TypeError as error:
-                function = getattr(loss_fn, "__name__", "loss_fn")
-                raise TypeError(
-                    f"all losses of weighted_sum get the same arguments, and {name!r} does not "
-                    f"take them ({error}): pass a function that picks its own, such as "
-                    f"lambda x, *_, **__: {function}(x)"
-                ) from None
         values = {name: loss_fn(*args, **keywords) for name, (_, loss_fn) in losses.items()}
         total = jnp.sum(jnp.stack([weight * values[name] for name, (weight, _) in losses.items()]))
         return total, values
@@ -96,7 +84,9 @@ def prefixes(
         for dim, weight in zip(dims, weights, strict=True):
 
             def cut(value: Any, dim: int = dim) -> Any:
-                return _prefix(value, dim) if _has_width(value, embeddings) else value
+                if not _has_width(value, embeddings):
+                    return value
+                return ops.normalize(ops.widen(value)[..., :dim])
 
             values = {name: cut(value) for name, value in keywords.items()}
             total = total + weight * loss_fn(*map(cut, arrays), **values)
@@ -107,19 +97,13 @@ def prefixes(
 
 def check_prefixes(dims: Sequence[int], *, width: int | None = None) -> None:
     """Raises unless `dims` are ascending numbers of dimensions, at most `width`."""
-    if not dims or min(dims) < 1 or any(a >= b for a, b in itertools.pairwise(dims)):
+    ends = [0, *dims] if width is None else [0, *dims, width + 1]
+    if not dims or any(a >= b for a, b in itertools.pairwise(ends)):
+        limit = "" if width is None else f", at most the width {width} of the embeddings"
         raise ValueError(
-            f"prefixes are ascending numbers of dimensions, such as (64, 128), not {list(dims)}"
+            f"prefixes are ascending numbers of dimensions, such as (64, 128){limit}, not "
+            f"{list(dims)}"
         )
-    if width is not None and dims[-1] > width:
-        raise ValueError(
-            f"the prefix {dims[-1]} is above the width {width} of the embeddings: take prefixes "
-            "of at most the width"
-        )
-
-
-def _prefix(vectors: Array, dim: int) -> Array:
-    return ops.normalize(ops.widen(vectors)[..., :dim])
 
 
 def _has_width(value: Any, embeddings: Array) -> bool:

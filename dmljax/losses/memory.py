@@ -1,6 +1,5 @@
 """Pair losses against a memory of earlier batches."""
 
-import inspect
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -61,14 +60,6 @@ def cross_batch_memory(loss_fn: Callable, *, size: int) -> CrossBatchMemory:
     if size < 1:
         raise ValueError(f"size is the number of rows to remember, not {size}")
     check_function("loss_fn", loss_fn, "losses.contrastive")
-    parameters = inspect.signature(loss_fn).parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    if "references" not in parameters and not takes_any:
-        name = getattr(loss_fn, "__name__", "this loss")
-        raise ValueError(
-            f"a memory holds references, and {name} takes none: take a pair loss, such as "
-            "losses.contrastive"
-        )
 
     def init(d: int, *, dtype=jnp.float32) -> Memory:
         return Memory(
@@ -142,13 +133,9 @@ def _check(memory, x, labels, size: int) -> None:
             f"labels are {dtype}, but the memory stores {stored}, which cannot hold all of them: "
             f"create it with init({x.shape[1]}) while jax_enable_x64 is on, or give {stored} labels"
         )
-    if jnp.shape(memory.embeddings) != (size, x.shape[1]):
+    if jnp.shape(memory.embeddings) != (size, x.shape[1]) or len(x) > size:
         raise ValueError(
-            f"the memory is {list(jnp.shape(memory.embeddings))}, but this loss remembers {size} "
-            f"rows of {x.shape[1]}: create it with init({x.shape[1]})"
-        )
-    if len(x) > size:
-        raise ValueError(
-            f"a batch of {len(x)} rows does not fit into a memory of {size}: raise size to "
-            f"{len(x)} or more"
+            f"a batch {list(x.shape)} needs a memory [{max(size, len(x))} {x.shape[1]}], not "
+            f"{list(jnp.shape(memory.embeddings))}: create it with init({x.shape[1]}) and a size "
+            "of at least the batch"
         )

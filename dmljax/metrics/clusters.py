@@ -67,9 +67,9 @@ def ari(labels: Labels, assignment: Int[np.ndarray, "b"]) -> float:
     if table.is_one_to_one:
         return 1.0
     same_both, same_class, same_cluster = table.pairs()
-    n = table.items
+    n = table.class_sizes.sum()
     chance = same_class * same_cluster / (n * (n - 1) / 2)
-    return (same_both - chance) / ((same_class + same_cluster) / 2 - chance)
+    return float((same_both - chance) / ((same_class + same_cluster) / 2 - chance))
 
 
 def pairwise_f1(labels: Labels, assignment: Int[np.ndarray, "b"]) -> float:
@@ -116,14 +116,15 @@ def class_deviation(embeddings: Embeddings, labels: Labels) -> float:
 
 
 class _Contingency(NamedTuple):
-    """The filled cells of the table of labels against clusters: items in each, and its margins."""
+    """The table of labels against clusters: items of each class, cluster and filled cell.
 
-    items: int
+    `products` are the products of the class size and the cluster size of each cell.
+    """
+
     class_sizes: Int[np.ndarray, "c"]
     cluster_sizes: Int[np.ndarray, "k"]
     cell_sizes: Int[np.ndarray, "m"]
-    cell_classes: Int[np.ndarray, "m"]
-    cell_clusters: Int[np.ndarray, "m"]
+    products: Float[np.ndarray, "m"]
 
     @property
     def is_one_to_one(self) -> bool:
@@ -134,10 +135,8 @@ class _Contingency(NamedTuple):
         """Computes the mutual information of labels and clusters, in nats."""
         if len(self.class_sizes) == 1 or len(self.cluster_sizes) == 1:
             return 0.0
-        n, sizes = self.items, self.cell_sizes
-        products = self.class_sizes[self.cell_classes].astype(np.float64)
-        products = products * self.cluster_sizes[self.cell_clusters]
-        return max(0.0, float(np.sum(sizes / n * np.log(sizes * n / products))))
+        n, sizes = self.class_sizes.sum(), self.cell_sizes
+        return max(0.0, float(np.sum(sizes / n * np.log(sizes * n / self.products))))
 
     def mean_entropy(self) -> float:
         return (_entropy(self.class_sizes) + _entropy(self.cluster_sizes)) / 2
@@ -156,12 +155,12 @@ def _contingency(labels: Labels, assignment: Int[np.ndarray, "b"]) -> _Contingen
             f"labels have shape {labels.shape} and the assignment {assignment.shape}: give one "
             "label and one cluster for each item"
         )
-    _, classes = np.unique(labels, return_inverse=True)
-    _, clusters = np.unique(assignment, return_inverse=True)
-    class_sizes, cluster_sizes = np.bincount(classes), np.bincount(clusters)
+    sides = (np.unique(x, return_inverse=True)[1] for x in (labels, assignment))
+    (classes, class_sizes), (clusters, cluster_sizes) = ((x, np.bincount(x)) for x in sides)
     k = len(cluster_sizes)
     cells, cell_sizes = np.unique(classes * k + clusters, return_counts=True)
-    return _Contingency(len(labels), class_sizes, cluster_sizes, cell_sizes, cells // k, cells % k)
+    products = class_sizes[cells // k].astype(np.float64) * cluster_sizes[cells % k]
+    return _Contingency(class_sizes, cluster_sizes, cell_sizes, products)
 
 
 def _entropy(sizes: Int[np.ndarray, "c"]) -> float:

@@ -13,13 +13,11 @@ from dmljax.metrics.pair_similarity import (
     SimilarityHistograms,
     bins_of,
     check_bins,
-    padded_products,
     similarity_at_share,
     threshold_at_fmr,
 )
-from dmljax.metrics.sides import counted, sides
+from dmljax.metrics.sides import blocks, counted, sides
 from dmljax.retrieval import Embeddings, Labels
-from dmljax.retrieval.tiles import choose_side
 
 __all__ = [
     "ClassHistograms",
@@ -68,23 +66,19 @@ def class_histograms(
     >>> histograms.positives.tolist(), histograms.negatives.tolist()
     ([[0, 0, 0, 0], [0, 0, 0, 2]], [[0, 0, 2, 0], [0, 0, 2, 0]])
     """
-    check_bins(bins, tile)
+    check_bins(bins)
     search = sides(embeddings, labels, gallery, gallery_labels, groups, gallery_groups)
-    queries, items = search.queries, search.gallery
     counts = np.zeros((len(search.classes), 2, bins), np.int64)
-    side = choose_side(max(len(queries.rows), len(items.rows), 1), tile)
-    for i in range(0, len(queries.rows), side):
-        rows = queries.take(slice(i, i + side))
-        of_row = np.zeros(len(rows.rows) * 2 * bins, np.int64)
-        for j in range(0, len(items.rows), side):
-            columns = items.take(slice(j, j + side))
-            places = bins_of(padded_products(rows.vectors, columns.vectors, side), bins)
-            same = rows.codes[:, None] == columns.codes[None]
-            where = counted(rows, columns)
-            places += bins * (2 * np.arange(len(rows.rows))[:, None] + ~same)
-            of_row += np.bincount(places[where], minlength=len(of_row))
-        np.add.at(counts, rows.codes, of_row.reshape(-1, 2, bins))
-    present = np.unique(queries.codes)
+    # A copy of the gallery: blocks below the diagonal count, too.
+    gallery_side = search.gallery.take(slice(None))
+    for rows, columns, similarities in blocks(search.queries, gallery_side, tile):
+        where = counted(rows, columns)
+        classes, of_rows = np.unique(rows.codes, return_inverse=True)
+        different = rows.codes[:, None] != columns.codes[None]
+        places = bins_of(similarities, bins) + bins * (2 * of_rows[:, None] + different)
+        sizes = np.bincount(places[where], minlength=len(classes) * 2 * bins)
+        counts[classes] += sizes.reshape(-1, 2, bins)
+    present = np.unique(search.queries.codes)
     return ClassHistograms(search.classes[present], counts[present, 0], counts[present, 1])
 
 

@@ -3,14 +3,11 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Integer
+from jaxtyping import Float, Int, Integer
 
-from dmljax.metrics.sides import Side, counted, sides
+from dmljax.metrics.sides import blocks, counted, sides
 from dmljax.retrieval import Embeddings, Labels
-from dmljax.retrieval.tiles import choose_side
 
 __all__ = [
     "SimilarityHistograms",
@@ -70,54 +67,30 @@ def similarity_histograms(
     >>> histograms.positives.tolist(), histograms.negatives.tolist()
     ([0, 0, 0, 1], [0, 0, 2, 0])
     """
-    check_bins(bins, tile)
+    check_bins(bins)
     search = sides(embeddings, labels, gallery, gallery_labels, groups, gallery_groups)
     # Sorted by class, the positives lie in few blocks; all other blocks need no mask.
-    queries = search.queries.take(np.argsort(search.queries.codes, kind="stable"))
-    items = queries
+    queries = items = search.queries.take(np.argsort(search.queries.codes, kind="stable"))
     if not search.within:
         items = search.gallery.take(np.argsort(search.gallery.codes, kind="stable"))
     counts, positives = np.zeros(bins, np.int64), np.zeros(bins, np.int64)
-    side = choose_side(max(len(queries.rows), len(items.rows), 1), tile)
-    for i in range(0, len(queries.rows), side):
-        rows = queries.take(slice(i, i + side))
-        for j in range(i if search.within else 0, len(items.rows), side):
-            columns = items.take(slice(j, j + side))
-            similarities = padded_products(rows.vectors, columns.vectors, side)
-            same = _equal(rows.codes, columns.codes)
-            where = _counted(rows, columns, is_diagonal=search.within and i == j)
-            counts += _count(similarities if where is None else similarities[where], bins)
-            if same is not None:
-                positives += _count(similarities[same if where is None else same & where], bins)
+    for rows, columns, similarities in blocks(queries, items, tile):
+        where = None  # all
+        if len(np.intersect1d(rows.groups, columns.groups)):
+            where = counted(rows, columns)
+            if search.within and rows.rows[0] == columns.rows[0]:
+                where = np.triu(where, 1)  # each unordered pair once
+        counts += _count(similarities if where is None else similarities[where], bins)
+        if rows.codes[-1] >= columns.codes[0] and columns.codes[-1] >= rows.codes[0]:
+            same = rows.codes[:, None] == columns.codes[None]
+            positives += _count(similarities[same if where is None else same & where], bins)
     return SimilarityHistograms(positives, counts - positives)
 
 
-def check_bins(bins: int, tile: int) -> None:
-    """Raises unless both are sizes that a histogram of pairs may have."""
+def check_bins(bins: int) -> None:
+    """Raises unless a histogram of pairs may have this number of bins."""
     if bins < 2 or bins & (bins - 1):
-        raise ValueError(f"bins={bins} must be a power of two, such as 2048")
-    if tile < 1:
-        raise ValueError(f"tile={tile} must be at least 1")
-
-
-def padded_products(
-    rows: Float[np.ndarray, "b d"], columns: Float[np.ndarray, "n d"], side: int
-) -> Float[np.ndarray, "b n"]:
-    """Computes all scalar products. Padding to `side` rows lets one shape be compiled."""
-    products = np.asarray(_products(_pad_rows(rows, side), _pad_rows(columns, side)))
-    return products[: len(rows), : len(columns)]
-
-
-@jax.jit
-def _products(rows: Float[Array, "b d"], columns: Float[Array, "n d"]) -> Float[Array, "b n"]:
-    return jnp.matmul(rows, columns.T, precision=jax.lax.Precision.HIGHEST)
-
-
-def _pad_rows(vectors: np.ndarray, side: int) -> np.ndarray:
-    """Pads the vectors with zero rows up to `side`."""
-    if len(vectors) == side:
-        return vectors
-    return np.pad(vectors, ((0, side - len(vectors)), (0, 0)))
+        raise ValueError(f"`bins` must be a power of two, such as 2048, got {bins}")
 
 
 def bins_of(similarities: np.ndarray, bins: int) -> Int[np.ndarray, "..."]:
@@ -131,21 +104,6 @@ def bins_of(similarities: np.ndarray, bins: int) -> Int[np.ndarray, "..."]:
 
 def _count(similarities: np.ndarray, bins: int) -> Int[np.ndarray, "bins"]:
     return np.bincount(bins_of(similarities, bins).ravel(), minlength=bins)
-
-
-def _equal(rows: np.ndarray, columns: np.ndarray) -> np.ndarray | None:
-    """Returns which pairs of sorted codes are equal, or None if none can be."""
-    if rows[-1] < columns[0] or columns[-1] < rows[0]:
-        return None
-    return rows[:, None] == columns[None]
-
-
-def _counted(rows: Side, columns: Side, *, is_diagonal: bool) -> np.ndarray | None:
-    """Returns the pairs that count, or None if all do."""
-    if not len(np.intersect1d(rows.groups, columns.groups)):
-        return None
-    where = counted(rows, columns)
-    return np.triu(where, 1) if is_diagonal else where  # each unordered pair once
 
 
 def fmr_at(histograms: SimilarityHistograms, threshold: float) -> float:

@@ -16,8 +16,8 @@ from jaxtyping import Float, Int
 
 from dmljax import retrieval as _retrieval
 from dmljax.metrics import clusters, ranking, significance
-from dmljax.retrieval import Embeddings, Labels, SimilarityFn
-from dmljax.retrieval.inputs import items_to_find
+from dmljax.retrieval import Embeddings, Labels
+from dmljax.retrieval.inputs import check_k, counts_of
 from dmljax.retrieval.layout import Ranks
 
 __all__ = [
@@ -103,30 +103,21 @@ def retrieval(
     embeddings: Embeddings,
     labels: Labels,
     *,
-    gallery: Embeddings | None = None,
-    gallery_labels: Labels | None = None,
-    groups: Int[np.ndarray, "q"] | None = None,
-    gallery_groups: Int[np.ndarray, "n"] | None = None,
-    ks: Sequence[int] = KS,
     metric_fns: Mapping[str, RankingFn] = RANKING_FNS,
-    similarity_fn: SimilarityFn = _retrieval.euclidean,
-    tile: int | None = None,
-    devices: Sequence[Any] | None = None,
     average: str = "queries",
-    per_class: bool = False,
     share: tuple[int, int] | None = None,
     sum_fn: Callable[[np.ndarray], np.ndarray] | None = None,
-) -> dict[str, Any]:
+    **options: Any,
+) -> dict[str, float]:
     """Computes the means of `per_query` over the queries that have a positive.
 
     'without_positive' is the count of the other queries.
 
     With `average="classes"`, the mean over classes of the mean of each class's queries: a large
-    class weighs as much as a small one.
-    `per_class` adds 'per_class': {score: {label: mean over the queries of that label}}. With
-    `share=(i, n)` only the i-th of n parts of the queries is ranked here. It needs `sum_fn`, which
-    returns the sum of an array over the n processes that rank the parts; all of them get the same
-    scores, bitwise as in one process. All other arguments are explained in `per_query`.
+    class weighs as much as a small one. With `share=(i, n)` only the i-th of n parts of the queries
+    is ranked here. It needs `sum_fn`, which returns the sum of an array over the n processes that
+    rank the parts; all of them get the same scores, bitwise as in one process. All other arguments
+    are explained in `per_query`.
 
     >>> embeddings = np.array([[0.0], [1.0], [2.5], [9.0]])
     >>> scores = metrics.retrieval(embeddings, np.array([0, 0, 1, 1]), ks=(1, 2))
@@ -137,48 +128,25 @@ def retrieval(
         raise ValueError("share and sum_fn go together: give both, or neither")
     if average not in significance.AVERAGES:
         raise ValueError(f"average={average!r} is not known: 'queries' or 'classes'")
-    values = per_query(
-        embeddings,
-        labels,
-        gallery=gallery,
-        gallery_labels=gallery_labels,
-        groups=groups,
-        gallery_groups=gallery_groups,
-        ks=ks,
-        metric_fns={**metric_fns, _SCORED: ranking.reciprocal_rank},
-        similarity_fn=similarity_fn,
-        tile=tile,
-        devices=devices,
-        share=share,
-    )
+    metric_fns = {**metric_fns, _SCORED: ranking.reciprocal_rank}
+    values = per_query(embeddings, labels, metric_fns=metric_fns, share=share, **options)
     is_scored = ~np.isnan(values.pop(_SCORED))
     if sum_fn is not None:
-        values, is_scored = _summed(values, is_scored, sum_fn)
+        rows = np.stack([is_scored, *values.values()]).astype(np.float64)
+        total = sum_fn(np.where(is_scored, rows, 0))
+        is_scored = total[0] > 0
+        values = dict(zip(values, np.where(is_scored, total[1:], np.nan), strict=True))
     if not is_scored.any():
         warnings.warn(
             f"none of the {len(is_scored)} queries has an item of its label to find, so that every "
             "retrieval score is NaN: check the labels of the queries and of the gallery",
             stacklevel=2,
         )
-    scores: dict[str, Any] = {
+    scores = {
         name: significance.average(value, np.asarray(labels), over=average)
         for name, value in values.items()
     }
-    scores["without_positive"] = int((~is_scored).sum())
-    if per_class:
-        classes, codes = np.unique(np.asarray(labels)[is_scored], return_inverse=True)
-        sizes = np.bincount(codes, minlength=len(classes))
-        scores["per_class"] = {
-            name: dict(
-                zip(
-                    classes.tolist(),
-                    (np.bincount(codes, value[is_scored]) / sizes).tolist(),
-                    strict=True,
-                )
-            )
-            for name, value in values.items()
-        }
-    return scores
+    return scores | {"without_positive": int((~is_scored).sum())}
 
 
 def per_query(
@@ -186,48 +154,30 @@ def per_query(
     labels: Labels,
     *,
     gallery: Embeddings | None = None,
-    gallery_labels: Labels | None = None,
-    groups: Int[np.ndarray, "q"] | None = None,
-    gallery_groups: Int[np.ndarray, "n"] | None = None,
     ks: Sequence[int] = KS,
     metric_fns: Mapping[str, RankingFn] = RANKING_FNS,
-    similarity_fn: SimilarityFn = _retrieval.euclidean,
-    tile: int | None = None,
-    devices: Sequence[Any] | None = None,
-    share: tuple[int, int] | None = None,
+    **search: Any,
 ) -> dict[str, Float[np.ndarray, "q"]]:
     """Computes the retrieval scores of every query, NaN for a query without a positive.
 
     `ks` are the K of R@K. `metric_fns` are the other scores: display name -> function of `ranks
     [q r]`, called once for every block of queries. A function with a keyword argument `labels` also
-    gets the labels `[q]` of these queries. With `groups` (and `gallery_groups`), items of
-    the query's group are left out of its ranking; -1 means no group. With `share=(i, n)` only the
-    i-th of n parts of the queries is ranked, and the others are NaN.
+    gets the labels `[q]` of these queries. All other arguments are those of `retrieval.ranks`, such
+    as `gallery_labels`, `similarity_fn` and `groups`. With `share=(i, n)` only the i-th of n parts
+    of the queries is ranked, and the others are NaN.
 
     >>> embeddings = np.array([[0.0], [1.0], [2.5], [9.0]])
     >>> metrics.per_query(embeddings, np.array([0, 0, 1, 1]), ks=(1,))["MRR"]
     array([1.        , 1.        , 0.33333333, 1.        ])
     """
+    candidates = counts_of(embeddings, gallery).candidates
     for k in ks:
-        items = items_to_find(embeddings, gallery)
-        if not 1 <= k <= items:
-            raise ValueError(
-                f"R@{k} of ks={tuple(ks)}, but a query has {items} items to find: drop it, or "
-                f"choose K from 1 to {items}"
-            )
+        check_k(k, candidates, of="items to find", name="K of R@K")
     score_fns: dict[str, RankingFn] = {
         display_name("recall_at_k", {"k": k}): partial(ranking.recall_at_k, k=k) for k in ks
     }
     score_fns |= metric_fns
-    search: dict[str, Any] = {
-        "gallery": gallery,
-        "gallery_labels": gallery_labels,
-        "similarity_fn": similarity_fn,
-        "share": share,
-        "groups": groups,
-        "gallery_groups": gallery_groups,
-    }
-    blocks = _retrieval.ranks(embeddings, labels, tile=tile, devices=devices, **search)
+    blocks = _retrieval.ranks(embeddings, labels, gallery=gallery, **search)
     return values_of_queries(blocks, np.asarray(labels), score_fns)
 
 
@@ -266,20 +216,18 @@ def clustering(
     is the standard deviation of 'NMI' over them. All other arguments, such as `starts`,
     `iterations` and `devices`, are passed to `retrieval.kmeans`.
 
-    Published numbers are the score of scikit-learn's KMeans with
-    n_init=10, which is 0.5 to 1.3 points above the mean of single starts: `seeds=(0,), starts=10,
-    **metrics.SCIKIT_LEARN_KMEANS`.
+    Published numbers are the score of scikit-learn's KMeans with n_init=10, which is 0.5 to 1.3
+    points above the mean of single starts: `seeds=(0,), starts=10, **metrics.SCIKIT_LEARN_KMEANS`.
 
     >>> embeddings = np.array([[0.0], [1.0], [8.0], [9.0]])
     >>> metrics.clustering(embeddings, np.array([0, 0, 1, 1]))["NMI"]
     1.0
     """
-    if not len(seeds):
-        raise ValueError("seeds=() leaves nothing to average: give at least one")
     labels = np.asarray(labels)
-    if labels.shape != (len(embeddings),):
+    if not len(seeds) or labels.shape != (len(embeddings),):
         raise ValueError(
-            f"labels have shape {labels.shape}, but there are {len(embeddings)} embeddings"
+            f"give one seed or more and a label for each of the {len(embeddings)} embeddings, got "
+            f"seeds={tuple(seeds)} and labels of shape {labels.shape}"
         )
     k = len(np.unique(labels))
     values: dict[str, list[float]] = {name: [] for name in metric_fns}
@@ -291,14 +239,3 @@ def clustering(
     for name, value in values.items():
         scores |= {name: float(np.mean(value)), f"{name}_std": float(np.std(value))}
     return scores
-
-
-def _summed(
-    values: dict[str, np.ndarray], is_scored: np.ndarray, sum_fn: Callable[[np.ndarray], np.ndarray]
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Joins the scores of all queries from the shares of all processes."""
-    rows = np.stack([is_scored, *values.values()]).astype(np.float64)
-    total = sum_fn(np.where(is_scored, rows, 0))
-    is_scored = total[0] > 0
-    scores = np.where(is_scored, total[1:], np.nan)
-    return dict(zip(values, scores, strict=True)), is_scored

@@ -1,13 +1,16 @@
-"""The two sides of every search over pairs of items, checked."""
+"""The two sides of every search over pairs of items, checked, and their pairs in blocks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int, Integer
+from jaxtyping import Array, Bool, Float, Int, Integer
 
 from dmljax.retrieval import Embeddings, Labels, inputs
 from dmljax.retrieval.rules import mask
+from dmljax.retrieval.tiles import choose_side
 from dmljax.vectors import unit_vectors
 
 
@@ -48,9 +51,9 @@ def sides(
     """
     arrays = [np.asarray(embeddings)] + ([] if gallery is None else [np.asarray(gallery)])
     inputs.check_shapes(arrays[0], arrays[-1])
-    sizes = inputs.sizes_of(embeddings, gallery)
-    codes = inputs.integer_labels(labels, gallery_labels, sizes)
-    exclusion = inputs.exclusion_codes(groups, gallery_groups, sizes)
+    counts = inputs.counts_of(embeddings, gallery)
+    codes = inputs.integer_labels(labels, gallery_labels, counts)
+    exclusion = inputs.exclusion_codes(groups, gallery_groups, counts)
     all_labels = [np.asarray(x) for x in (labels, gallery_labels) if x is not None]
     checked = []
     for vectors, side_codes, side_groups in zip(arrays, codes, exclusion, strict=False):
@@ -63,6 +66,34 @@ def sides(
 def counted(rows: Side, columns: Side) -> Bool[np.ndarray, "r m"]:
     """Returns the pairs of these queries and items that the protocol counts."""
     return ~mask(rows.groups[:, None], columns.groups[None])
+
+
+def blocks(
+    queries: Side, gallery: Side, tile: int
+) -> Iterator[tuple[Side, Side, Float[np.ndarray, "r m"]]]:
+    """Yields blocks of queries and items with all scalar products of their vectors.
+
+    If both sides are the same object, it skips the blocks below the diagonal.
+    """
+    if tile < 1:
+        raise ValueError(f"`tile` must be at least 1, got {tile}")
+    size = choose_side(max(len(queries.rows), len(gallery.rows), 1), tile)
+
+    def padded(side: Side) -> np.ndarray:  # to one shape, so that it compiles once
+        return np.pad(side.vectors, ((0, size - len(side.rows)), (0, 0)))
+
+    for i in range(0, len(queries.rows), size):
+        rows = queries.take(slice(i, i + size))
+        vectors = padded(rows)
+        for j in range(i if queries is gallery else 0, len(gallery.rows), size):
+            columns = gallery.take(slice(j, j + size))
+            products = np.asarray(_products(vectors, padded(columns)))
+            yield rows, columns, products[: len(rows.rows), : len(columns.rows)]
+
+
+@jax.jit
+def _products(rows: Float[Array, "b d"], columns: Float[Array, "n d"]) -> Float[Array, "b n"]:
+    return jnp.matmul(rows, columns.T, precision=jax.lax.Precision.HIGHEST)
 
 
 def turns(labels: Integer[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:

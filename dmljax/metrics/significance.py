@@ -134,7 +134,6 @@ def bootstrap_means(
 
     The draws depend only on `seed`, `samples` and the groups, so two scores of the same queries get
     the same draws.
-
     """
     if samples < 1:
         raise ValueError(f"samples={samples} must be at least 1, such as 1000")
@@ -392,9 +391,7 @@ def visible_difference(
     >>> round(metrics.visible_difference(1.0, n=5), 2)
     2.02
     """
-    _check_runs(n)
-    error = deviation * math.sqrt(2 / n)
-    return error * _detected(2 * n - 2, level, power, comparisons)
+    return deviation * math.sqrt(2 / n) * _detected(2 * n - 2, level, power, comparisons)
 
 
 def visible_paired_difference(
@@ -408,9 +405,7 @@ def visible_paired_difference(
     >>> round(metrics.visible_paired_difference(1.0, n=5), 2)
     1.68
     """
-    _check_runs(n)
-    error = deviation / math.sqrt(n)
-    return error * _detected(n - 1, level, power, comparisons)
+    return deviation / math.sqrt(n) * _detected(n - 1, level, power, comparisons)
 
 
 def expected_best(k: int) -> float:
@@ -466,12 +461,11 @@ def _detected(degrees: int, level: float, power: float, comparisons: int) -> flo
     from scipy import optimize, stats
 
     check_level(level)
-    if comparisons < 1:
-        raise ValueError(f"comparisons={comparisons} must be 1 or more")
-    alpha = (1 - level) / comparisons
-    if not alpha < power < 1:
+    alpha = (1 - level) / comparisons if comparisons >= 1 else 1.0
+    if degrees < 1 or not alpha < power < 1:
         raise ValueError(
-            f"power={power} must lie between {alpha:.3g}, the p-value that counts, and 1"
+            f"a difference needs two runs or more of each row, `comparisons` from 1, got "
+            f"{comparisons}, and a `power` between the p-value that counts and 1, got {power}"
         )
 
     # Averages over the distribution of the measured standard deviation: scipy's non-central t gives
@@ -509,8 +503,3 @@ def _finite(name: str, values: Values, *, at_least: int = 2) -> np.ndarray:
 def check_level(level: float) -> None:
     if not 0 < level < 1:
         raise ValueError(f"level={level} must lie between 0 and 1, such as 0.95")
-
-
-def _check_runs(n: int) -> None:
-    if n < 2:
-        raise ValueError(f"n={n}: a difference needs two runs or more of each row")

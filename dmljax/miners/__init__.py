@@ -12,7 +12,7 @@ Bind its hyper-parameters with `functools.partial`:
   triplets and return `ops.Triplets`, which hold a rule instead of b n n masks.
 * No gradient flows through the selection, and no shape depends on the data.
 * Of equal candidates, the first is taken. A pair whose distance is NaN is kept, so that the loss
-  becomes NaN.
+  becomes NaN: conditions are written as what must not hold, such as `~(d > margin)`.
 * Miners that draw take a JAX `key`; the same key gives the same draw. For a new key in every step,
   use `jax.random.fold_in(key, step)`.
 * `across_halves` and `next_in_batch` select by a row's position, so the order of the batch matters.
@@ -21,8 +21,11 @@ Bind its hyper-parameters with `functools.partial`:
 
 from dmljax.miners import draws, pairs, triplets
 from dmljax.miners import selections as selections
+from dmljax.miners._common import document
 from dmljax.miners.draws import *  # noqa: F403
 from dmljax.miners.pairs import *  # noqa: F403
 from dmljax.miners.triplets import *  # noqa: F403
 
 __all__ = sorted([*draws.__all__, *pairs.__all__, *triplets.__all__])
+for _name in __all__:
+    document(globals()[_name])

@@ -1,14 +1,29 @@
 """What miners share: checks of their arguments, and selections in rows of masks."""
 
 import functools
+import inspect
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from dmljax import ops
-from dmljax.ops import Pairs, Triplets
+from dmljax.ops import Array, Pairs, Triplets
 from dmljax.ops.loops import vary
+
+Distances = Float[Array, "b n"]  # Euclidean distances of unit embeddings
+_ARGUMENTS = """Args:
+    distances: Euclidean distances of unit embeddings, not squared.
+    pairs: The positives and negatives to select from."""
+
+
+def document(miner: Callable) -> None:
+    """Adds the arguments of all miners to the docstring of one."""
+    text, example, lines = inspect.cleandoc(miner.__doc__ or "").partition("\n>>>")
+    text += "" if "Args:" in text else "\nArgs:"
+    miner.__doc__ = text.replace("Args:", _ARGUMENTS, 1).rstrip() + "\n" + example + lines
 
 
 def check(distances, pairs) -> tuple[jax.Array, Pairs]:

@@ -2,19 +2,17 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
-from dmljax.miners._common import any_of_row, check, top
-from dmljax.ops import Array, Pairs
+from dmljax.miners._common import Distances, any_of_row, check, top
+from dmljax.ops import Pairs
 from dmljax.ops.loops import vary
 
 __all__ = ["distance_weighted", "uniform_histogram"]
 
-# Conditions are written as what must not hold, such as `~(d > margin)`, which is True for NaN.
-
 
 def distance_weighted(
-    distances: Float[Array, "b n"],
+    distances: Distances,
     pairs: Pairs,
     *,
     key: PRNGKeyArray,
@@ -31,8 +29,6 @@ def distance_weighted(
     Reference: Wu et al., Sampling Matters in Deep Embedding Learning, ICCV 2017, arXiv:1706.07567.
 
     Args:
-        distances: Euclidean distances of unit embeddings.
-        pairs: The positives and negatives to select from.
         key: JAX key of the draw.
         dim: Dimensions of the embeddings.
         cutoff: Distances below this have the weight of this distance.
@@ -58,7 +54,7 @@ def distance_weighted(
 
 
 def uniform_histogram(
-    distances: Float[Array, "b n"],
+    distances: Distances,
     pairs: Pairs,
     *,
     key: PRNGKeyArray,
@@ -71,8 +67,6 @@ def uniform_histogram(
     Bins have equal width, from the smallest to the largest distance of the kind.
 
     Args:
-        distances: Euclidean distances of unit embeddings.
-        pairs: The positives and negatives to select from.
         key: JAX key of the draw.
         num_bins: Number of bins for each kind.
         pos_per_bin: At most this many positive pairs per bin.

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 
 import jax.numpy as jnp
-from jaxtyping import Float
 
-from dmljax.miners._common import batch_size, best, check, top, with_both_kinds
+from dmljax.miners._common import Distances, batch_size, best, check, top, with_both_kinds
 from dmljax.miners.selections import easiest, every, hardest, semihardest
 from dmljax.ops import Array, Pairs, Scalar
 from dmljax.ops.types import check_function
@@ -22,13 +21,9 @@ __all__ = [
 
 SelectFn = Callable[[Array, Array, Array], Array]
 
-# Conditions are written as what must not hold, such as `~(d > margin)`, which is True for NaN.
 
-
-def multi_similarity(
-    distances: Float[Array, "b n"], pairs: Pairs, *, epsilon: Scalar = 0.1
-) -> Pairs:
-    """Pairs that violate the order of an anchor's positives and negatives, up to a margin.
+def multi_similarity(distances: Distances, pairs: Pairs, *, epsilon: Scalar = 0.1) -> Pairs:
+    """Selects pairs that violate the order of an anchor's positives and negatives, up to a margin.
 
     A positive is kept if s < max_N(s) + epsilon, a negative if s > min_P(s) - epsilon, with cosines
     s, and the anchor's positives P and negatives N.
@@ -37,8 +32,6 @@ def multi_similarity(
     Learning, CVPR 2019, arXiv:1904.06627.
 
     Args:
-        distances: Euclidean distances of unit embeddings.
-        pairs: The positives and negatives to select from.
         epsilon: Margin on the cosine: the larger, the more pairs are kept.
 
     >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
@@ -56,15 +49,11 @@ def multi_similarity(
     )
 
 
-def batch_hard(distances: Float[Array, "b n"], pairs: Pairs) -> Pairs:
+def batch_hard(distances: Distances, pairs: Pairs) -> Pairs:
     """Selects the farthest positive and the nearest negative of every anchor that has both.
 
     Reference: Hermans, Beyer and Leibe, In Defense of the Triplet Loss for Person
     Re-Identification, 2017, arXiv:1703.07737.
-
-    Args:
-        distances: Euclidean distances of unit embeddings.
-        pairs: The positives and negatives to select from.
 
     >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
     >>> pairs = ops.pairs(np.array([0, 1, 0, 1]))
@@ -76,7 +65,7 @@ def batch_hard(distances: Float[Array, "b n"], pairs: Pairs) -> Pairs:
 
 
 def batch_easy_hard(
-    distances: Float[Array, "b n"],
+    distances: Distances,
     pairs: Pairs,
     *,
     pos_fn: SelectFn = easiest,
@@ -96,8 +85,6 @@ def batch_easy_hard(
     WACV 2020, arXiv:1904.04370.
 
     Args:
-        distances: Euclidean distances of unit embeddings.
-        pairs: The positives and negatives to select from.
         pos_fn: Selects the positives, a function of `miners.selections`. In a config its name.
         neg_fn: Selects the negatives. Beside `semihardest`, take `easiest` or `hardest`.
         allowed_pos_range: Lowest and highest distance of a positive; None allows all.
@@ -147,17 +134,11 @@ def _name(select_fn: SelectFn) -> str:
 
 
 def pair_margin(
-    distances: Float[Array, "b n"],
-    pairs: Pairs,
-    *,
-    pos_margin: Scalar = 0.2,
-    neg_margin: Scalar = 0.8,
+    distances: Distances, pairs: Pairs, *, pos_margin: Scalar = 0.2, neg_margin: Scalar = 0.8
 ) -> Pairs:
-    """Positives farther than one margin, and negatives nearer than another.
+    """Selects positives farther than one margin, and negatives nearer than another.
 
     Args:
-        distances: Euclidean distances of unit embeddings.
-        pairs: The positives and negatives to select from.
         pos_margin: Positives nearer than this are removed.
         neg_margin: Negatives farther than this are removed.
 
@@ -171,9 +152,7 @@ def pair_margin(
     return Pairs(positives & ~(distances <= pos_margin), negatives & ~(distances >= neg_margin))
 
 
-def hardest_fraction(
-    distances: Float[Array, "b n"], pairs: Pairs, *, fraction: float = 0.5
-) -> Pairs:
+def hardest_fraction(distances: Distances, pairs: Pairs, *, fraction: float = 0.5) -> Pairs:
     """Selects the farthest positive pairs and the nearest negative pairs of the batch.
 
     The number of pairs is a fraction of all positive or negative pairs of the batch, rounded up; an
@@ -183,8 +162,6 @@ def hardest_fraction(
     arXiv:1611.05720.
 
     Args:
-        distances: Euclidean distances of unit embeddings.
-        pairs: The positives and negatives to select from.
         fraction: The fraction to keep of each kind, from 0 to 1.
 
     >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
@@ -206,15 +183,11 @@ def hardest_fraction(
     return Pairs(hardest(distances, positives), hardest(-distances, negatives))
 
 
-def across_halves(distances: Float[Array, "b b"], pairs: Pairs) -> Pairs:
+def across_halves(distances: Distances, pairs: Pairs) -> Pairs:
     """Selects the pair of row i of the first half of the batch and row i of the second.
 
     Each pair is kept once, with its first row as anchor. With an odd number of rows, the last one
     is left out. Many tutorials pair shuffled batches like this.
-
-    Args:
-        distances: Euclidean distances of unit embeddings, of a batch that is compared with itself.
-        pairs: The positives and negatives to select from.
 
     >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
     >>> pairs = ops.pairs(np.array([0, 1, 0, 1]))
@@ -229,14 +202,10 @@ def across_halves(distances: Float[Array, "b b"], pairs: Pairs) -> Pairs:
     return Pairs(positives & partner, negatives & partner)
 
 
-def next_in_batch(distances: Float[Array, "b b"], pairs: Pairs) -> Pairs:
+def next_in_batch(distances: Distances, pairs: Pairs) -> Pairs:
     """Selects the first positive and the first negative that follow the anchor in the batch.
 
     Only anchors that have both are kept: one triplet per row, except for the last rows.
-
-    Args:
-        distances: Euclidean distances of unit embeddings, of a batch that is compared with itself.
-        pairs: The positives and negatives to select from.
 
     >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
     >>> pairs = ops.pairs(np.array([0, 1, 0, 1]))

@@ -9,9 +9,8 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
 
-from dmljax.miners._common import batch_size, check
+from dmljax.miners._common import Distances, batch_size, check
 from dmljax.ops import Array, Pairs, Scalar, Triplets
 
 __all__ = [
@@ -22,17 +21,11 @@ __all__ = [
     "triplet_margin",
 ]
 
-# Conditions are written as what must not hold, such as `~(g > margin)`, which is True for NaN.
 
-
-def triplet_margin(
-    distances: Float[Array, "b n"], pairs: Pairs, *, margin: Scalar = 0.2
-) -> Triplets:
-    """Triplets that violate a margin: d_an - d_ap <= margin.
+def triplet_margin(distances: Distances, pairs: Pairs, *, margin: Scalar = 0.2) -> Triplets:
+    """Selects triplets that violate a margin: d_an - d_ap <= margin.
 
     Args:
-        distances: Euclidean distances of unit embeddings.
-        pairs: The positives and negatives to select from.
         margin: Of the gap d_an - d_ap.
 
     >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
@@ -43,12 +36,8 @@ def triplet_margin(
     return _by_gap(distances, pairs, lambda gap: ~(gap > margin))
 
 
-def hard_triplets(distances: Float[Array, "b n"], pairs: Pairs) -> Triplets:
-    """Triplets whose negative is not farther than their positive: d_an <= d_ap.
-
-    Args:
-        distances: Euclidean distances of unit embeddings.
-        pairs: The positives and negatives to select from.
+def hard_triplets(distances: Distances, pairs: Pairs) -> Triplets:
+    """Selects triplets whose negative is not farther than their positive: d_an <= d_ap.
 
     >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
     >>> loss = losses.triplet(x, np.array([0, 1, 0, 1]), mine_fn=miners.hard_triplets)
@@ -58,17 +47,13 @@ def hard_triplets(distances: Float[Array, "b n"], pairs: Pairs) -> Triplets:
     return _by_gap(distances, pairs, lambda gap: ~(gap > 0))
 
 
-def semihard_triplets(
-    distances: Float[Array, "b n"], pairs: Pairs, *, margin: Scalar = 0.2
-) -> Triplets:
-    """Triplets in order that violate a margin: 0 < d_an - d_ap <= margin.
+def semihard_triplets(distances: Distances, pairs: Pairs, *, margin: Scalar = 0.2) -> Triplets:
+    """Selects triplets in order that violate a margin: 0 < d_an - d_ap <= margin.
 
     Reference: Schroff et al., FaceNet: A Unified Embedding for Face Recognition and Clustering,
     CVPR 2015, arXiv:1503.03832.
 
     Args:
-        distances: Euclidean distances of unit embeddings.
-        pairs: The positives and negatives to select from.
         margin: Of the gap d_an - d_ap.
 
     >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
@@ -79,14 +64,10 @@ def semihard_triplets(
     return _by_gap(distances, pairs, lambda gap: ~(gap > margin) & ~(gap <= 0))
 
 
-def easy_triplets(
-    distances: Float[Array, "b n"], pairs: Pairs, *, margin: Scalar = 0.2
-) -> Triplets:
-    """Triplets that keep a margin: d_an - d_ap > margin.
+def easy_triplets(distances: Distances, pairs: Pairs, *, margin: Scalar = 0.2) -> Triplets:
+    """Selects triplets that keep a margin: d_an - d_ap > margin.
 
     Args:
-        distances: Euclidean distances of unit embeddings.
-        pairs: The positives and negatives to select from.
         margin: Of the gap d_an - d_ap.
 
     >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
@@ -97,8 +78,8 @@ def easy_triplets(
     return _by_gap(distances, pairs, lambda gap: ~(gap <= margin))
 
 
-def angular(distances: Float[Array, "b n"], pairs: Pairs, *, angle: float = 20.0) -> Triplets:
-    """Triplets whose angle at the negative exceeds an angle.
+def angular(distances: Distances, pairs: Pairs, *, angle: float = 20.0) -> Triplets:
+    """Selects triplets whose angle at the negative exceeds an angle.
 
     atan(d_ap / (2 |n - c|)) > angle, with c the middle of anchor and positive, and
     4 |n - c|^2 = 2 d_an^2 + 2 d_pn^2 - d_ap^2. This needs distances between references, so the
@@ -107,8 +88,6 @@ def angular(distances: Float[Array, "b n"], pairs: Pairs, *, angle: float = 20.0
     Reference: Wang et al., Deep Metric Learning with Angular Loss, ICCV 2017, arXiv:1708.01682.
 
     Args:
-        distances: Euclidean distances of unit embeddings.
-        pairs: The positives and negatives to select from.
         angle: In degrees, between 0 and 90.
 
     >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)

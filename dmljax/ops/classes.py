@@ -57,18 +57,15 @@ def _check(tiles: Any) -> None:
     if tiles is None:
         return
     if not isinstance(tiles, ClassTiles):
+        raise ValueError(f"`tiles` must be ops.ClassTiles(256) or None, got {tiles!r}")
+    size, share = tiles.size, tiles.share
+    if (size is not None and (not hasattr(size, "__index__") or size < 1)) or not 0 < share <= 1:
         raise ValueError(
-            f"tiles must be ops.ClassTiles, not {tiles!r}: give ops.ClassTiles(256) or None"
+            "ClassTiles needs a `size` that is a positive integer or None and a `share` above 0 "
+            f"and at most 1, got {size} and {share}: a share of 1 takes all classes"
         )
-    if tiles.size is not None and (not hasattr(tiles.size, "__index__") or tiles.size < 1):
-        raise ValueError(f"the size of ClassTiles must be a positive integer, not {tiles.size}")
-    if not 0 < tiles.share <= 1:
-        raise ValueError(
-            f"the share of ClassTiles must be above 0 and at most 1, not {tiles.share}: 1 takes "
-            "all classes"
-        )
-    if tiles.share < 1 and tiles.key is None:
-        raise ValueError(f"a share of {tiles.share} draws classes: give a key for each step")
+    if share < 1 and tiles.key is None:
+        raise ValueError(f"a share of {share} draws classes: give a key for each step")
 
 
 def _drawn_rows(proxies: Array, labels: Array, tiles: ClassTiles) -> Side:

@@ -1,11 +1,12 @@
 """Sharding of rows inside a computation on several devices, and the size of tiles."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
-__all__ = ["current_mesh", "default_tile", "divides_evenly", "over_devices"]
+__all__ = ["current_mesh", "default_tile", "divides_evenly", "free_bytes", "over_devices"]
 
 
 def current_mesh() -> Any:
@@ -32,6 +33,13 @@ def default_tile(*, on_accelerator: bool) -> int:
     Accelerators take longer to start many small programs than to run them.
     """
     return 4096 if on_accelerator else 1024
+
+
+def free_bytes(stats: Mapping[str, int] | None) -> int | None:
+    """Returns the free memory by the `memory_stats` of a device; None for CPUs, which have none."""
+    if not stats or "bytes_limit" not in stats:
+        return None
+    return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
 
 
 def divides_evenly(batch: Any) -> bool:

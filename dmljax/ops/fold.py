@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from dmljax.ops.devices import current_mesh
+from dmljax.ops.loops import floats_of, merged, others_of
 from dmljax.ops.numerics import logsumexp
 from dmljax.ops.types import Array
 
@@ -200,7 +201,7 @@ class _Fold:
     def __call__(self):
         @jax.custom_vjp
         def run(floats, others):
-            return self._on_devices(self._forward, *_merged(floats, others))
+            return self._on_devices(self._forward, *merged(floats, others))
 
         def forward(floats, others):
             results = run(floats, others)
@@ -208,13 +209,13 @@ class _Fold:
 
         def backward(residual, cotangents):
             floats, others, results = residual
-            rows, columns, params = _merged(floats, others)
+            rows, columns, params = merged(floats, others)
             of_rows, of_columns, of_totals = zip(results, cotangents, strict=True)
             inputs = (rows, of_rows), (columns, of_columns), (params, of_totals)
             return self._on_devices(self._backward, *inputs), None
 
         run.defvjp(forward, backward)
-        return tuple(self.terms.joined(run(_floats(self.inputs), _others(self.inputs))))
+        return tuple(self.terms.joined(run(floats_of(self.inputs), others_of(self.inputs))))
 
     def _on_devices(self, local_fn, rows, columns, shared):
         """Calls `local_fn` on each device. It returns results of rows, of columns, and shared."""
@@ -267,14 +268,14 @@ class _Fold:
         def add(row_tile, column_tile, gradients):
             (row_side, of_rows), (column_side, of_columns) = row_tile, column_tile
             inputs = row_side, column_side, params
-            others = _others(inputs)
+            others = others_of(inputs)
 
             def values(floats):
-                row_side, column_side, params = _merged(floats, others)
+                row_side, column_side, params = merged(floats, others)
                 tile_terms = _Terms(self.terms_fn(row_side, column_side, *params)).plain
                 return [term.values for term in tile_terms], tile_terms
 
-            _, pull_back, tile_terms = jax.vjp(values, _floats(inputs), has_aux=True)
+            _, pull_back, tile_terms = jax.vjp(values, floats_of(inputs), has_aux=True)
             results, cotangents = (
                 terms.joined(parts) for parts in zip(of_rows, of_columns, of_totals, strict=True)
             )
@@ -284,7 +285,7 @@ class _Fold:
             ]
             return jax.tree.map(jnp.add, gradients, pull_back(slopes)[0])
 
-        zeros = jax.tree.map(jnp.zeros_like, _floats((rows[0], columns[0], params)))
+        zeros = jax.tree.map(jnp.zeros_like, floats_of((rows[0], columns[0], params)))
         of_rows, of_columns, of_params = self._sweep(add, rows, columns, zeros)
         if self.axis is not None:
             of_params = jax.lax.psum(of_params, self.axis)
@@ -376,22 +377,4 @@ def pad_rows(tree: Any, multiple: int) -> Any:
     """Returns the arrays with rows of zeros at their end, which do not count: `where` is False."""
     return jax.tree.map(
         lambda x: jnp.pad(x, [(0, -len(x) % multiple), *[(0, 0)] * (x.ndim - 1)]), tree
-    )
-
-
-def _is_float(x: Array) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.floating)
-
-
-def _floats(tree: Any) -> Any:
-    return jax.tree.map(lambda x: x if _is_float(x) else None, tree)
-
-
-def _others(tree: Any) -> Any:
-    return jax.tree.map(lambda x: None if _is_float(x) else x, tree)
-
-
-def _merged(floats: Any, others: Any) -> Any:
-    return jax.tree.map(
-        lambda x, other: other if x is None else x, floats, others, is_leaf=lambda x: x is None
     )

@@ -57,7 +57,8 @@ def sum_over_true(fn: Callable, mask: Bool[Array, "b n"], *operands: Any) -> Any
         operands: Arrays that `fn` reads. Gradients flow into the float ones; the backward pass
             computes each round again instead of storing it.
     """
-    return _sum_over_true(fn, *vary((jnp.asarray(mask), jax.tree.map(jnp.asarray, operands))))
+    mask, operands = vary((jnp.asarray(mask), jax.tree.map(jnp.asarray, operands)))
+    return _sum_over_true(fn, mask, floats_of(operands), others_of(operands))
 
 
 def vary(arrays: Any, *like: Any) -> Any:
@@ -76,67 +77,64 @@ def vary(arrays: Any, *like: Any) -> Any:
     )
 
 
+def floats_of(tree: Any) -> Any:
+    """Returns the tree with None for all arrays but floats."""
+    return jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jnp.floating) else None, tree)
+
+
+def others_of(tree: Any) -> Any:
+    """Returns the tree with None for all floats."""
+    return jax.tree.map(lambda x: None if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
+
+
+def merged(floats: Any, others: Any) -> Any:
+    """Joins the trees of `floats_of` and `others_of`."""
+    return jax.tree.map(
+        lambda x, other: other if x is None else x, floats, others, is_leaf=lambda x: x is None
+    )
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _sum_over_true(fn, mask, operands):
-    return _compiled_once(_total, fn)(mask, operands)
+def _sum_over_true(fn, mask, floats, others):
+    return _compiled_once(_total, fn)(mask, floats, others)
 
 
-def _sum_over_true_forward(fn, mask, operands):
-    return _sum_over_true(fn, mask, operands), (mask, operands)
+def _sum_over_true_forward(fn, mask, floats, others):
+    return _sum_over_true(fn, mask, floats, others), (mask, floats, others)
 
 
 def _sum_over_true_backward(fn, residual, cotangent):
-    mask, operands = residual
-    gradients = iter(_compiled_once(_gradients, fn)(mask, operands, cotangent))
-    # `jax.custom_vjp` wants gradients of dtype float0 for operands that are not floats.
-    merged = jax.tree.map(
-        lambda x: next(gradients) if _is_float(x) else np.zeros(x.shape, jax.dtypes.float0),
-        operands,
-    )
-    return np.zeros(mask.shape, jax.dtypes.float0), merged
+    return None, _compiled_once(_gradients, fn)(*residual, cotangent), None
 
 
 _sum_over_true.defvjp(_sum_over_true_forward, _sum_over_true_backward)
 
 
-def _is_float(array) -> bool:
-    return jnp.issubdtype(array.dtype, jnp.floating)
+def _call(fn, column, mask, floats, others):
+    # Rows without a True entry left read column 0, and `valid` tells `fn`.
+    valid = column < mask.shape[1]
+    return fn(jnp.where(valid, column, 0), valid, *merged(floats, others))
 
 
-def _total(fn, mask, operands):
-    width = mask.shape[1]
-
-    def call(column):
-        # Rows without a True entry left read column 0, and `valid` tells `fn`.
-        return fn(jnp.where(column < width, column, 0), column < width, *operands)
-
+def _total(fn, mask, floats, others):
     def body(carry):
         column, total = carry
-        return next_true(mask, column), jax.tree.map(jnp.add, total, call(column))
+        result = _call(fn, column, mask, floats, others)
+        return next_true(mask, column), jax.tree.map(jnp.add, total, result)
 
-    shapes = jax.eval_shape(call, jax.ShapeDtypeStruct(mask.shape[:1], jnp.int32))
+    first = jax.ShapeDtypeStruct(mask.shape[:1], jnp.int32)
+    shapes = jax.eval_shape(functools.partial(_call, fn), first, mask, floats, others)
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     return while_true(mask, body, vary(zeros, mask))
 
 
-def _gradients(fn, mask, operands, cotangent):
-    """Computes the gradients of the float leaves of `operands`, in their order."""
-    leaves, structure = jax.tree.flatten(operands)
-    width = mask.shape[1]
-
+def _gradients(fn, mask, floats, others, cotangent):
     def body(carry):
         column, total = carry
+        _, pull_back = jax.vjp(lambda floats: _call(fn, column, mask, floats, others), floats)
+        return next_true(mask, column), jax.tree.map(jnp.add, total, pull_back(cotangent)[0])
 
-        def call(*floats):
-            remaining = iter(floats)
-            merged = [next(remaining) if _is_float(leaf) else leaf for leaf in leaves]
-            operands = jax.tree.unflatten(structure, merged)
-            return fn(jnp.where(column < width, column, 0), column < width, *operands)
-
-        gradients = jax.vjp(call, *filter(_is_float, leaves))[1](cotangent)
-        return next_true(mask, column), jax.tree.map(jnp.add, total, list(gradients))
-
-    return while_true(mask, body, [jnp.zeros_like(leaf) for leaf in leaves if _is_float(leaf)])
+    return while_true(mask, body, jax.tree.map(jnp.zeros_like, floats))
 
 
 class _Keyed:

@@ -87,17 +87,19 @@ def logsumexp(
 
 def norm(x: Float[Array, "*b d"]) -> Float[Array, "*b"]:
     """Computes the Euclidean length along the last axis. A zero vector has gradient 0."""
-    # Divide by the largest entry first, so that no square overflows or underflows.
-    peak = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis=-1, keepdims=True))
-    peak = jnp.where(peak > 0, peak, 1)
+    peak = _peak(x)
     return sqrt(jnp.sum((x / peak) ** 2, axis=-1)) * peak[..., 0]
 
 
 def normalize(x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
     """Divides `x` by its length along the last axis. A zero vector stays 0, with gradient 0."""
     x = widen(x)
-    # Divide by the largest entry first, so that no square overflows or underflows.
-    peak = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis=-1, keepdims=True))
-    x = x / jnp.where(peak > 0, peak, 1)
+    x = x / _peak(x)
     squares = jnp.sum(x * x, axis=-1, keepdims=True)
     return x * jnp.where(squares == 0, 0, jax.lax.rsqrt(jnp.where(squares == 0, 1, squares)))
+
+
+def _peak(x: Float[Array, "*b d"]) -> Float[Array, "*b 1"]:
+    """Returns the largest size of an entry: of `x` divided by it, no square overflows."""
+    peak = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis=-1, keepdims=True))
+    return jnp.where(peak > 0, peak, 1)

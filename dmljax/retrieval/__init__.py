@@ -13,15 +13,14 @@ computed in float32. These arguments mean the same everywhere:
 
 Vectors beyond 1 GiB, and beyond a quarter of the free memory of an accelerator, do not stay on the
 devices. They are sent tile by tile from memory or from a memory-mapped file, and the next tile is
-read while the devices compute with the present one. Items
-of a class are read together, so a file is read fastest if it is sorted by label.
+read while the devices compute with the present one. Items of a class are read together, so a file
+is read fastest if it is sorted by label.
 """
 
 from dmljax.retrieval.clusters import KMeans, kmeans
 from dmljax.retrieval.inputs import Embeddings, Labels
-from dmljax.retrieval.neighbors import nearest
+from dmljax.retrieval.neighbors import k_reciprocal, nearest
 from dmljax.retrieval.ranking import Ranks, ranks
-from dmljax.retrieval.reciprocal import k_reciprocal, k_reciprocal_queries
 from dmljax.retrieval.rules import SimilarityFn, cosine, euclidean
 from dmljax.retrieval.sorting import mean_distance_ranks
 from dmljax.retrieval.tiles import stoppable
@@ -35,7 +34,6 @@ __all__ = [
     "cosine",
     "euclidean",
     "k_reciprocal",
-    "k_reciprocal_queries",
     "kmeans",
     "mean_distance_ranks",
     "nearest",

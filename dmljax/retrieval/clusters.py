@@ -1,6 +1,6 @@
 """k-means: Lloyd's iterations in tiles, with a start by k-means++."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from dmljax.retrieval import inputs, sharding, tiles
+from dmljax.retrieval import inputs, tiles
 from dmljax.retrieval.inputs import Embeddings
-from dmljax.retrieval.sharding import REPLICATED, SHARDED
-from dmljax.retrieval.tiles import Tile, Tiles
+from dmljax.retrieval.tiles import REPLICATED, SHARDED, Tile, Tiles
 
 __all__ = ["KMeans", "kmeans"]
 
@@ -35,8 +34,6 @@ def kmeans(
     tolerance: float = 0.0,
     tile: int = 1024,
     devices: Sequence[jax.Device] | None = None,
-    share: tuple[int, int] | None = None,
-    sum_fn: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> KMeans:
     """Runs Lloyd's iterations from a k-means++ start (Arthur & Vassilvitskii, 2007).
 
@@ -46,10 +43,6 @@ def kmeans(
       becomes the center ("greedy" k-means++). None: 2 + log k, as in scikit-learn.
     * `iterations`: the most iterations of Lloyd. `tolerance`: they also end when the centers move
       by less than this fraction of the mean variance of a dimension (summed squares).
-    * `share=(i, n)`: this process is the i-th of n that call this with the same points. Each finds
-      the centers of its part of the points, and `sum_fn` returns the sum of an array of float64
-      over all of them. The result is that of one process, bit for bit. With `trials` above 1,
-      every process draws all starts itself.
 
     `trials=None, iterations=300, tolerance=1e-4` are the values of scikit-learn's `KMeans`.
 
@@ -64,19 +57,17 @@ def kmeans(
     """
     tile = tiles.choose_tile(tile, devices)
     vectors, _, origin = inputs.check_vectors(embeddings, None)
-    inputs.check_k(k, len(vectors), noun=" clusters", of="embeddings")
+    inputs.check_k(k, len(vectors), of="embeddings")
     trials = 2 + int(np.log(k)) if trials is None else trials
     if starts < 1 or trials < 1:
         raise ValueError(
             f"`starts` and `trials` must be at least 1, got {starts} and {trials}: give "
             "trials=None for 2 + log k"
         )
-    if (share is None) != (sum_fn is None):
-        raise ValueError("share and sum_fn go together: give both, or neither")
     dtype = inputs.compute_dtype(vectors)
     vectors = vectors.astype(dtype) - origin.astype(dtype)
     side = tiles.choose_side(len(vectors), tile)
-    points = _Points(vectors, side, devices=devices, share=share or (0, 1), sum_fn=sum_fn)
+    points = _Points(vectors, side, devices)
     least_shift = tolerance * float(vectors.var(axis=0, dtype=np.float64).mean())
     rng = np.random.default_rng(seed)
     runs = []
@@ -88,53 +79,47 @@ def kmeans(
 
 
 class _Points:
-    """The points; this process compares a part of them with all centers."""
+    """The points, and the searches of their closest centers."""
 
     def __init__(
         self,
         vectors: Float[np.ndarray, "n d"],
         side: int,
-        *,
         devices: Sequence[jax.Device] | None = None,
-        share: tuple[int, int] = (0, 1),
-        sum_fn: Callable[[np.ndarray], np.ndarray] | None = None,
     ):
         self.vectors, self._side, self._devices = vectors, side, devices
-        self._share, self._sum_fn = share, sum_fn
         self._squared_norms = np.vecdot(vectors, vectors).astype(np.float64)
-        self._tiles = self._own_tiles(vectors)
+        self._tiles = self._tiles_of(vectors)
 
-    def _own_rows(self, count: int) -> slice:
-        """Returns the rows of this process, of `count`: whole tiles, as in one process."""
-        first, last = sharding.bounds(self._share, -(-count // self._side))
-        return slice(first * self._side, min(last * self._side, count))
-
-    def _own_tiles(self, vectors: Float[np.ndarray, "n d"]) -> Tiles | None:
-        """Returns the tiles of this process, or None if it has none."""
-        vectors = vectors[self._own_rows(len(vectors))]
-        if not len(vectors):
-            return None
-        # A device without points would only compute padding.
-        mesh = sharding.choose_mesh(self._devices, tiles=-(-len(vectors) // self._side))
+    def _tiles_of(self, vectors: Float[np.ndarray, "n d"]) -> Tiles:
+        mesh = tiles.choose_mesh(self._devices, count=-(-len(vectors) // self._side))
         return tiles.plain_tiles(vectors, self._side, mesh=mesh)
 
     def closest(
         self, centers: Float[np.ndarray, "k d"], rows: Int[np.ndarray, "m"] | None = None
     ) -> tuple[Float[np.ndarray, "m"], Int[np.ndarray, "m"]]:
         """Returns max over c of x'c - |c|^2 / 2 for the points `rows`, and the first such c."""
-        vectors = self.vectors if rows is None else self.vectors[rows]
-        point_tiles = self._tiles if rows is None else self._own_tiles(vectors)
-        own = self._own_rows(len(vectors))
-        parts = np.zeros(0, vectors.dtype), np.zeros(0, np.int64)
-        if point_tiles is not None:
-            padded = _closest_of_tiles(point_tiles, centers, self._side)
-            parts = padded[0][: own.stop - own.start], padded[1][: own.stop - own.start]
-        if self._sum_fn is None:
-            return parts
-        joined = np.zeros((2, len(vectors)))  # float64 holds float32 and indices exactly
-        joined[:, own] = parts
-        similarities, indices = self._sum_fn(joined)
-        return similarities.astype(vectors.dtype), indices.astype(np.int64)
+        vectors, point_tiles = self.vectors, self._tiles
+        if rows is not None:
+            vectors = vectors[rows]
+            if not len(vectors):
+                return np.zeros(0, vectors.dtype), np.zeros(0, np.int64)
+            point_tiles = self._tiles_of(vectors)
+        mesh, side = point_tiles.mesh, tiles.choose_side(len(centers), self._side)
+        center_tiles = tiles.plain_tiles(centers, side, mesh=mesh, spec=REPLICATED)
+        update = tiles.on_mesh(mesh, _update, SHARDED, SHARDED, SHARDED, REPLICATED, REPLICATED)
+        reduce = tiles.on_mesh(mesh, _reduce, SHARDED, SHARDED)
+        shape = point_tiles.side, side // tiles.SLICES
+        results = []
+        for i in range(len(point_tiles)):
+            points = point_tiles[i].vectors
+            nothing = np.full(shape, -np.inf, points.dtype), np.zeros(shape, np.int32)
+            best, indices = tiles.put(nothing, mesh)
+            for j in range(len(center_tiles)):
+                best, indices = update(best, indices, points, center_tiles[j], np.int32(j * side))
+            results.append(reduce(best, indices))
+        best, indices = (np.concatenate(arrays) for arrays in zip(*results, strict=True))
+        return best[: len(vectors)], indices[: len(vectors)].astype(np.int64)
 
     def lloyd(
         self, centers: Float[np.ndarray, "k d"], iterations: int, least_shift: float
@@ -253,18 +238,16 @@ def _fill_empty(
     """Gives empty clusters the farthest points of larger ones; returns these clusters."""
     sizes = np.bincount(assignment, minlength=len(centers))
     empty = np.flatnonzero(sizes == 0)
-    if not len(empty):
-        return empty
-    refilled = []
-    farthest = iter(np.argsort(-distances, kind="stable"))
-    for cluster in empty:
-        for point in farthest:
-            if sizes[assignment[point]] > 1 and (points[point] != centers[assignment[point]]).any():
-                sizes[assignment[point]] -= 1
-                assignment[point] = cluster
-                refilled.append(cluster)
+    refilled = 0
+    for point in np.argsort(-distances, kind="stable") if len(empty) else ():
+        cluster = assignment[point]
+        if sizes[cluster] > 1 and (points[point] != centers[cluster]).any():
+            sizes[cluster] -= 1
+            assignment[point] = empty[refilled]
+            refilled += 1
+            if refilled == len(empty):
                 break
-    return np.array(refilled, int)
+    return empty[:refilled]
 
 
 def _move_centers(
@@ -280,28 +263,6 @@ def _move_centers(
     # In double precision the mean of equal points is that point, bit for bit.
     sums = np.add.reduceat(points[members], starts, axis=0, dtype=np.float64)
     centers[clusters] = sums / sizes[:, None]
-
-
-def _closest_of_tiles(
-    point_tiles: Tiles, centers: Float[np.ndarray, "k d"], side: int
-) -> tuple[Float[np.ndarray, "m"], Int[np.ndarray, "m"]]:
-    """Returns the closest centers of all rows of the tiles, padding included."""
-    mesh = point_tiles.mesh
-    width = tiles.choose_side(len(centers), side)
-    center_tiles = tiles.plain_tiles(centers, width, mesh=mesh, spec=REPLICATED)
-    update = sharding.on_mesh(mesh, _update, SHARDED, SHARDED, SHARDED, REPLICATED, REPLICATED)
-    reduce = sharding.on_mesh(mesh, _reduce, SHARDED, SHARDED)
-    shape = point_tiles.side, width // tiles.SLICES
-    results = []
-    for i in range(len(point_tiles)):
-        vectors = point_tiles[i].vectors
-        nothing = np.full(shape, -np.inf, vectors.dtype), np.zeros(shape, np.int32)
-        best, indices = sharding.put(nothing, mesh)
-        for j in range(len(center_tiles)):
-            best, indices = update(best, indices, vectors, center_tiles[j], np.int32(j * width))
-        results.append(reduce(best, indices))
-    best, indices = (np.concatenate(arrays) for arrays in zip(*results, strict=True))
-    return best, indices.astype(np.int64)
 
 
 # As in `counting`, a tile is folded into slices, because reductions along rows are slow on CPUs.

@@ -5,66 +5,45 @@ them and dropped, so no row of similarities is ever complete in memory. `filteri
 pairs in bfloat16 first.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from dmljax.retrieval import filtering, layout, sharding, tiles
-from dmljax.retrieval.layout import CHUNK, Problem, QueryBlock, Ranks
+from dmljax.retrieval import layout, tiles
+from dmljax.retrieval.layout import CHUNK, QueryBlock
 from dmljax.retrieval.rules import precedes
-from dmljax.retrieval.sharding import REPLICATED, SHARDED
-from dmljax.retrieval.tiles import Tile, Tiles
+from dmljax.retrieval.tiles import REPLICATED, SHARDED, Tile, Tiles
 
 _QUEUED = 4  # tiles of similarities that may wait for the devices, each with its memory
 
 
-def count_ranks(
-    block: QueryBlock,
+def product_counts(
+    blocks: Mapping[int, QueryBlock],
     row_tiles: Tiles,
     column_tiles: Tiles,
     slot_groups: Int[np.ndarray, "m g"],
-    *,
-    is_mirrored: bool,
-    filter_dtype: np.dtype | None,
-) -> Iterator[Ranks]:
-    """Yields the ranks of the queries with `is_counted`. `slot_groups` are of the gallery's slots.
+) -> dict[int, Int[np.ndarray, "n r"]]:
+    """Counts the negatives ahead of each positive of the queries of some blocks.
 
-    With `is_mirrored`, queries and gallery are the same items. Then a product above the diagonal
-    is computed once, and counted both along its rows and along its columns.
+    Products are in full precision. `slot_groups` are of the gallery's slots. If the tiles of rows
+    and columns are the same, a product above the diagonal is computed once, and counted both along
+    its rows and along its columns.
     """
-    is_counted, side = block.is_counted, row_tiles.side
-    block = block._replace(
-        sizes=np.where(is_counted, block.sizes, 0),
-        positives=np.where(is_counted, block.positives, 0),
-    )
-    blocks = {b: block.rows(slice(b * side, (b + 1) * side)) for b in range(len(row_tiles))}
-    blocks = {b: part for b, part in blocks.items() if part.is_counted.any()}
-    problem = Problem(blocks, row_tiles, column_tiles, slot_groups)
-    if filter_dtype is not None:
-        counts = filtering.filtered_counts(problem, filter_dtype)
-    else:
-        counts = _product_counts(problem, is_mirrored=is_mirrored)
-    for b, part in blocks.items():
-        yield from layout.ranks_of(part.items, part.positives, counts[b])
-
-
-def _product_counts(problem: Problem, *, is_mirrored: bool) -> dict[int, Int[np.ndarray, "n r"]]:
-    """Counts the negatives ahead of each positive in products of full precision."""
-    blocks, row_tiles, column_tiles, _ = problem
+    is_mirrored = row_tiles is column_tiles and is_symmetric(row_tiles[0])
     mesh = row_tiles.mesh
-    negatives_fn = sharding.on_mesh(mesh, tiles.negatives, SHARDED, REPLICATED)
-    count_rows = sharding.on_mesh(mesh, _count_rows, SHARDED, SHARDED, SHARDED)
+    negatives_fn = tiles.on_mesh(mesh, tiles.negatives, SHARDED, REPLICATED)
+    count_rows = tiles.on_mesh(mesh, _count_rows, SHARDED, SHARDED, SHARDED)
     thresholds, counts = {}, {}
     for b, block in blocks.items():
-        queries, numbers, slots = problem.positive_pairs(b)
+        queries, numbers, slots = block.positive_pairs(slot_groups)
         similarities = _of_products(row_tiles[b], column_tiles, queries, slots)
         limits = layout.sorted_thresholds(block, queries, numbers, similarities)
         chunks = np.split(limits, limits.shape[1] // CHUNK, axis=1)
         zeros = np.zeros((row_tiles.side, CHUNK), np.int32)
-        thresholds[b], counts[b] = sharding.put((chunks, [zeros] * len(chunks)), mesh)
+        thresholds[b], counts[b] = tiles.put((chunks, [zeros] * len(chunks)), mesh)
     queued = 0
     for indices in tiles.passes(len(row_tiles)):
         rows_of: dict[int, Tile] = {}
@@ -106,7 +85,7 @@ def _of_products(
     differently, and a negative equal to a positive would not be tied with it.
     """
     side = column_tiles.side
-    similarities_fn = sharding.on_mesh(column_tiles.mesh, tiles.similarities, SHARDED, REPLICATED)
+    similarities_fn = tiles.on_mesh(column_tiles.mesh, tiles.similarities, SHARDED, REPLICATED)
     results = np.empty(len(queries), rows.vectors.dtype)
     order = np.argsort(slots // side, kind="stable")
     tile_numbers, starts = np.unique(slots[order] // side, return_index=True)

@@ -11,7 +11,7 @@ products, and exact ties stay ties.
 import collections
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -19,12 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from dmljax.retrieval import layout, sharding, tiles
-from dmljax.retrieval.layout import Problem
+from dmljax.retrieval import layout, tiles
+from dmljax.retrieval.layout import QueryBlock
 from dmljax.retrieval.rules import mask, precedes
-from dmljax.retrieval.sharding import REPLICATED, SHARDED
-from dmljax.retrieval.tiles import Tile, Tiles
+from dmljax.retrieval.tiles import REPLICATED, SHARDED, Tile, Tiles
 
+_HALF = jnp.finfo(jnp.bfloat16)
 _PAIRS = 8192  # the fewest pairs that `_pair_similarities` computes at once
 _OPEN = 8192  # the products are expected to leave one pair open of this many that they compare
 _PAIR_BYTES = 1 << 29  # largest size of the vectors of these pairs, beyond `_PAIRS`
@@ -34,21 +34,25 @@ _SIMILARITIES = _TILES << 24  # most of one program: tiles of more than 4,096 ro
 _QUEUED = 1  # programs whose open pairs wait on the devices, so that these never wait for the host
 
 
-def filtered_counts(problem: Problem, dtype: np.dtype) -> dict[int, Int[np.ndarray, "n r"]]:
-    """Counts the negatives ahead of each positive, with products in `dtype`."""
-    blocks, row_tiles, column_tiles, _ = problem
+def filtered_counts(
+    blocks: Mapping[int, QueryBlock],
+    row_tiles: Tiles,
+    column_tiles: Tiles,
+    slot_groups: Int[np.ndarray, "m g"],
+) -> dict[int, Int[np.ndarray, "n r"]]:
+    """Counts the negatives ahead of each positive, as `counting.product_counts` does."""
     mesh = row_tiles.mesh
-    screen_fn = sharding.on_mesh(mesh, _screen(dtype), *[SHARDED] * 3, REPLICATED)
+    screen_fn = tiles.on_mesh(mesh, _screen, *[SHARDED] * 3, REPLICATED)
     most = max(1, min(_TILES, _SIMILARITIES // column_tiles.side**2))
     together = -(-len(column_tiles) // -(-len(column_tiles) // most))
     sizes = _round_sizes(column_tiles, together)
-    pairs_fn = sharding.on_mesh(mesh, _pair_similarities, *[SHARDED] * 4)
-    add_fn = sharding.on_mesh(mesh, _add_pairs, *[SHARDED] * 5)
+    pairs_fn = tiles.on_mesh(mesh, _pair_similarities, *[SHARDED] * 4)
+    add_fn = tiles.on_mesh(mesh, _add_pairs, *[SHARDED] * 5)
     thresholds, counts = {}, {}
 
     def start(b: int) -> tuple:
         """Starts to compute the similarities of the positives of block `b` on the devices."""
-        queries, numbers, slots = problem.positive_pairs(b)
+        queries, numbers, slots = blocks[b].positive_pairs(slot_groups)
         rows = row_tiles[b]
         finish_fn = _start_pairs(rows, column_tiles, pairs_fn, sizes, queries, slots)
         return b, rows, queries, numbers, finish_fn
@@ -59,7 +63,7 @@ def filtered_counts(problem: Problem, dtype: np.dtype) -> dict[int, Int[np.ndarr
         for (b, rows, queries, numbers, finish_fn), _ in itertools.pairwise(blocks_and_end):
             limits = layout.sorted_thresholds(blocks[b], queries, numbers, finish_fn())
             arrays = limits, np.zeros(limits.shape, np.int32)
-            thresholds[b], counts[b] = sharding.put(arrays, mesh)
+            thresholds[b], counts[b] = tiles.put(arrays, mesh)
             yield b, rows
 
     waiting: collections.deque[tuple] = collections.deque()
@@ -70,7 +74,7 @@ def filtered_counts(problem: Problem, dtype: np.dtype) -> dict[int, Int[np.ndarr
         first, end = 0, int(np.max(total))
         while first < end:
             size = _round_size(end - first, sizes)
-            pick_fn = sharding.on_mesh(mesh, _pick(size), SHARDED, SHARDED, REPLICATED, REPLICATED)
+            pick_fn = tiles.on_mesh(mesh, _pick(size), SHARDED, SHARDED, REPLICATED, REPLICATED)
             *vectors, row, where = pick_fn(is_open, rows, columns, np.int32(first))
             counts[b] = add_fn(counts[b], thresholds[b], pairs_fn(*vectors), row, where)
             first += size
@@ -94,7 +98,7 @@ def filtered_counts(problem: Problem, dtype: np.dtype) -> dict[int, Int[np.ndarr
 
 
 @functools.cache
-def keeps_radius(dtype: np.dtype, device: jax.Device) -> bool:
+def keeps_radius(device: jax.Device) -> bool:
     """Returns whether this device computes similarities as near as `_approximate` says, by a trial.
 
     A compiler that leaves out a rounding, or multiplies less precisely than it is asked to, would
@@ -105,11 +109,7 @@ def keeps_radius(dtype: np.dtype, device: jax.Device) -> bool:
     arrays = x, np.zeros(len(x), np.float32), np.zeros((len(x), 1), np.int32)
     rows = Tile(*jax.device_put(arrays, device))
 
-    @jax.jit
-    def approximate(rows):
-        return _approximate(_terms(rows.vectors, dtype)[0], rows, rows, dtype)
-
-    similarities, radius = approximate(rows)
+    similarities, radius = jax.jit(lambda x: _approximate(_terms(x.vectors)[0], x, x))(rows)
     exact = x.astype(np.float64) @ x.T.astype(np.float64)
     return bool((np.abs(np.asarray(similarities) - exact) <= np.asarray(radius)).all())
 
@@ -128,7 +128,7 @@ def _start_pairs(
     """
     side, mesh = column_tiles.side, column_tiles.mesh
     devices = 1 if mesh is None else mesh.size
-    gather_fn = sharding.on_mesh(mesh, _gather, SHARDED, REPLICATED, SHARDED, SHARDED)
+    gather_fn = tiles.on_mesh(mesh, _gather, SHARDED, REPLICATED, SHARDED, SHARDED)
     owners, own_rows = np.divmod(queries, len(rows.vectors) // devices)
     tile_numbers, own_columns = np.divmod(slots, side)
     started = []
@@ -142,7 +142,7 @@ def _start_pairs(
             parts = [pairs[first : first + size] for pairs in by_device]
             for d, pairs in enumerate(parts):
                 indices[:, d, : len(pairs)] = own_rows[pairs], own_columns[pairs]
-            arguments = sharding.argument(tuple(indices.reshape(2, -1)), mesh)
+            arguments = tiles.put(tuple(indices.reshape(2, -1)), mesh)
             started.append((parts, pairs_fn(*gather_fn(rows, columns, *arguments))))
 
     def finish() -> Float[np.ndarray, "m"]:
@@ -164,87 +164,72 @@ def _gather(
     return rows.vectors[row], columns.vectors[column], rows.offsets[row], columns.offsets[column]
 
 
-@functools.cache
-def _screen(dtype: np.dtype) -> Callable:
-    @jax.jit
-    def screen(
-        counts: Int[Array, "b r"], thresholds: Float[Array, "b r"], rows: Tile, columns: Tile
-    ) -> tuple[Int[Array, "b r"], Bool[Array, "t b n"], Int[Array, "1"]]:
-        """Adds the pairs that the products decide. Returns the open pairs and their count, too."""
-        limits = [t[:, None] for t in thresholds.T]
-        row_terms, _ = _terms(rows.vectors, dtype)
+@jax.jit
+def _screen(
+    counts: Int[Array, "b r"], thresholds: Float[Array, "b r"], rows: Tile, columns: Tile
+) -> tuple[Int[Array, "b r"], Bool[Array, "t b n"], Int[Array, "1"]]:
+    """Adds the pairs that the products decide. Returns the open pairs and their count, too."""
+    limits = [t[:, None] for t in thresholds.T]
+    row_terms, _ = _terms(rows.vectors)
 
-        def add_part(counts, tile):
-            similarities, radius = _approximate(row_terms, rows, tile, dtype)
-            is_left_out = mask(rows.groups[:, None], tile.groups[None])
-            similarities = jnp.where(is_left_out, -jnp.inf, similarities)
-            is_open = jnp.zeros(similarities.shape, bool)
-            for t in limits:
-                is_open |= ~precedes(similarities - radius, t) & precedes(similarities + radius, t)
-            # A compiler may compute the similarities again for the counts and round them otherwise.
-            # So they are compared here without the radius, and what is open is decided once.
-            is_open = jax.lax.optimization_barrier(is_open)
-            is_closed = ~is_open
-            ahead = [
-                jnp.sum(precedes(similarities, t) & is_closed, axis=1, dtype=jnp.int32)
-                for t in limits
-            ]
-            return counts + jnp.stack(ahead, axis=1), is_open
+    def add_part(counts, tile):
+        similarities, radius = _approximate(row_terms, rows, tile)
+        is_left_out = mask(rows.groups[:, None], tile.groups[None])
+        similarities = jnp.where(is_left_out, -jnp.inf, similarities)
+        is_open = jnp.zeros(similarities.shape, bool)
+        for t in limits:
+            is_open |= ~precedes(similarities - radius, t) & precedes(similarities + radius, t)
+        # A compiler may compute the similarities again for the counts and round them otherwise.
+        # So they are compared here without the radius, and what is open is decided once.
+        is_open = jax.lax.optimization_barrier(is_open)
+        ahead = [
+            jnp.sum(precedes(similarities, t) & ~is_open, axis=1, dtype=jnp.int32) for t in limits
+        ]
+        return counts + jnp.stack(ahead, axis=1), is_open
 
-        side = len(rows.offsets)
-        parts = jax.tree.map(lambda a: a.reshape(-1, side, *a.shape[1:]), columns)
-        counts, is_open = jax.lax.scan(add_part, counts, parts)
-        return counts, is_open, jnp.sum(is_open, dtype=jnp.int32)[None]
-
-    return screen
+    side = len(rows.offsets)
+    parts = jax.tree.map(lambda a: a.reshape(-1, side, *a.shape[1:]), columns)
+    counts, is_open = jax.lax.scan(add_part, counts, parts)
+    return counts, is_open, jnp.sum(is_open, dtype=jnp.int32)[None]
 
 
-def _terms(x: Float[Array, "n d"], dtype: np.dtype) -> tuple[Array, Array]:
+def _terms(x: Float[Array, "n d"]) -> tuple[Array, Array]:
     """Returns vectors as the rows, and as the columns, of the product that approximates x'y.
 
-    In bfloat16, x is `high`, its rounded value, plus `low`, the rounded rest, plus an error of at
+    x is `high`, its value rounded to bfloat16, plus `low`, the rounded rest, plus an error of at
     most u^2 |x|. The product adds high high', high low' and low high'.
     """
-    if jnp.finfo(dtype).bits == 32:
-        return x, x
-    # Not x.astype(dtype).astype(x.dtype): XLA leaves out such a pair on GPUs, and `low` would be 0.
-    info = jnp.finfo(dtype)
-    high = jax.lax.reduce_precision(x, exponent_bits=info.nexp, mantissa_bits=info.nmant)
-    high, low = high.astype(dtype), (x - high).astype(dtype)
+    # Not x.astype(half).astype(x.dtype): XLA leaves out such a pair on GPUs, and `low` would be 0.
+    high = jax.lax.reduce_precision(x, exponent_bits=_HALF.nexp, mantissa_bits=_HALF.nmant)
+    high, low = high.astype(_HALF.dtype), (x - high).astype(_HALF.dtype)
     rows, columns = (high, high, low), (high, low, high)
     return jnp.concatenate(rows, axis=1), jnp.concatenate(columns, axis=1)
 
 
 def _approximate(
-    row_terms: Float[Array, "b k"], rows: Tile, columns: Tile, dtype: np.dtype
+    row_terms: Float[Array, "b k"], rows: Tile, columns: Tile
 ) -> tuple[Float[Array, "b n"], Float[Array, "b n"]]:
     """Returns approximate similarities of rows to columns, and an upper bound on their error.
 
     From the true product p of two vectors, the product of their terms differs by at most
-    (3 + 2 u + u^2) u^2 |q||g|, with the unit roundoff u of `dtype`: low low' and the errors of both
-    vectors are missing (Cauchy-Schwarz). Sums of k terms in float32 in any order differ by at most
-    k 2^-24 |q||g|, and adding the offsets by a few 2^-24 of their size. Devices that add in
+    (3 + 2 u + u^2) u^2 |q||g|, with the unit roundoff u of bfloat16: low low' and the errors of
+    both vectors are missing (Cauchy-Schwarz). Sums of k terms in float32 in any order differ by at
+    most k 2^-24 |q||g|, and adding the offsets by a few 2^-24 of their size. Devices that add in
     bfloat16 products cut digits off instead of rounding them, so four times that is taken, for the
     k terms of the filter and the d terms of `_pair_similarities`.
     """
-    is_half = jnp.finfo(dtype).bits < 32
-    u = float(jnp.finfo(dtype).eps) / 2 if is_half else 0.0
-    products = jnp.matmul(
-        row_terms,
-        _terms(columns.vectors, dtype)[1].T,
-        precision=None if is_half else jax.lax.Precision.HIGHEST,
-        preferred_element_type=jnp.float32,
-    )
+    column_terms = _terms(columns.vectors)[1]
+    products = jnp.matmul(row_terms, column_terms.T, preferred_element_type=jnp.float32)
     similarities = products + (rows.offsets[:, None] + columns.offsets[None])
     row_norm, column_norm = (jnp.sqrt(jnp.sum(t.vectors**2, axis=1)) for t in (rows, columns))
     row_offset, column_offset = (
         jnp.where(jnp.isfinite(t.offsets), jnp.abs(t.offsets), 0) for t in (rows, columns)
     )
-    terms, step = row_terms.shape[1] + rows.vectors.shape[1], 2.0**-24
+    u, step = float(_HALF.eps) / 2, 2.0**-24
+    terms = row_terms.shape[1] + rows.vectors.shape[1]
     of_products = 1.01 * (3.1 * u * u + 4 * (terms + 32) * step)
-    of_offsets = 32 * step
     radius = of_products * row_norm[:, None] * column_norm[None]
-    radius += of_offsets * (row_offset[:, None] + column_offset[None]) + 1e-37
+    radius += 32 * step * (row_offset[:, None] + column_offset[None]) + 1e-37
     return similarities, radius
 
 

@@ -41,55 +41,44 @@ def check_shapes(queries: np.ndarray, items: np.ndarray) -> None:
         )
 
 
-def items_to_find(queries: Embeddings, gallery: Embeddings | None) -> int:
-    """Returns the count of items among which a query searches. Raises if there are none."""
-    items = len(queries) - 1 if gallery is None else len(gallery)
-    if items < 1:
-        among = "without a gallery" if gallery is None else "and an empty gallery"
-        raise ValueError(
-            f"there is nothing to find for {len(queries)} embeddings {among}: give two or more "
-            "embeddings, or a gallery"
-        )
-    return items
-
-
-def check_k(k: int, count: int, *, noun: str, of: str) -> None:
+def check_k(k: int, count: int, *, of: str, name: str = "k") -> None:
     """Raises unless k is an integer from 1 to `count`."""
     if isinstance(k, bool) or not hasattr(k, "__index__") or not 1 <= k <= count:
-        raise ValueError(
-            f"k={k}{noun}, but there are {count} {of}: choose an integer k from 1 to {count}"
-        )
+        raise ValueError(f"{name} must be an integer from 1 to {max(count, 0)} {of}, got {k}")
 
 
-class Sizes(NamedTuple):
+class Counts(NamedTuple):
     """The counts of queries and of items; `within` says that both are the same set."""
 
     queries: int
     items: int
     within: bool
 
+    @property
+    def candidates(self) -> int:
+        """The count of items among which a query searches."""
+        return self.items - self.within
 
-def sizes_of(queries: Embeddings, gallery: Embeddings | None) -> Sizes:
-    """Returns the sizes of a search. Without a gallery, the queries search themselves."""
-    return Sizes(len(queries), len(queries if gallery is None else gallery), gallery is None)
+
+def counts_of(queries: Embeddings, gallery: Embeddings | None) -> Counts:
+    """Returns the counts of a search. Without a gallery, the queries search themselves."""
+    return Counts(len(queries), len(queries if gallery is None else gallery), gallery is None)
 
 
 def integer_labels(
-    labels: Labels, gallery_labels: Labels | None, sizes: Sizes
+    labels: Labels, gallery_labels: Labels | None, counts: Counts
 ) -> tuple[Int[np.ndarray, "q"], Int[np.ndarray, "n"]]:
     """Returns the labels of queries and gallery as 0..c-1.
 
     Labels are compared as integers: in float32, labels above 2^24 would collide.
     """
-    queries, items, within = sizes
+    queries, items, within = counts
     if within != (gallery_labels is None):
         raise ValueError("gallery and gallery_labels go together: give both, or neither")
     query_labels = _integers("labels", labels, queries)
     item_labels = query_labels if within else _integers("gallery_labels", gallery_labels, items)
-    if (
-        query_labels.ndim + item_labels.ndim > 2
-        or query_labels.dtype.kind != item_labels.dtype.kind
-    ):
+    kinds = {x.dtype.kind for x in (query_labels, item_labels)}
+    if query_labels.ndim + item_labels.ndim > 2 or len(kinds) > 1:
         raise ValueError(
             f"labels are {query_labels.dtype} of shape {query_labels.shape} and gallery_labels "
             f"{item_labels.dtype} of shape {item_labels.shape}: give integers of one signedness"
@@ -99,15 +88,13 @@ def integer_labels(
 
 
 def exclusion_codes(
-    groups: np.ndarray | None,
-    gallery_groups: np.ndarray | None,
-    sizes: Sizes,
+    groups: np.ndarray | None, gallery_groups: np.ndarray | None, counts: Counts
 ) -> tuple[Int[np.ndarray, "q g"], Int[np.ndarray, "n g"]]:
     """Returns codes of queries and items for `rules.mask`: equal where a query leaves an item out.
 
     A query leaves out itself and the items that share a group in any column; -1 means no group.
     """
-    queries, items, within = sizes
+    queries, items, within = counts
     query_indices = np.arange(queries)[:, None]
     item_indices = query_indices if within else queries + np.arange(items)[:, None]
     if groups is None and gallery_groups is None:

@@ -3,14 +3,12 @@
 A slot is an index into the padded gallery. Items of one class lie in neighboring slots.
 """
 
-from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from dmljax.retrieval.rules import mask
-from dmljax.retrieval.tiles import Tiles
 
 CHUNK = 8  # thresholds of a query that one pass over a tile counts
 _PAIRS = 1 << 22  # pairs of a query and an item of its class in memory at once
@@ -31,23 +29,31 @@ class QueryBlock(NamedTuple):
     sizes: Int[np.ndarray, "n"]  # items of the query's class in the gallery, 0 for padding
     groups: Int[np.ndarray, "n g"]  # the groups that the query leaves out
     positives: Int[np.ndarray, "n"]  # the count of its positives
-    is_counted: Bool[np.ndarray, "n"]  # whether its ranks are counted, not sorted
 
     def rows(self, index: slice | np.ndarray) -> "QueryBlock":
         return QueryBlock(*(array[index] for array in self))
 
+    def keep(self, where: Bool[np.ndarray, "n"]) -> "QueryBlock":
+        """Returns the same rows, in which the other queries have no positives."""
+        sizes, positives = (np.where(where, x, 0) for x in (self.sizes, self.positives))
+        return self._replace(sizes=sizes, positives=positives)
 
-class Problem(NamedTuple):
-    """Blocks of queries by index, and the gallery; `blocks` holds those with counted queries."""
+    def positive_pairs(
+        self, slot_groups: Int[np.ndarray, "m g"]
+    ) -> tuple[Int[np.ndarray, "r"], Int[np.ndarray, "r"], Int[np.ndarray, "r"]]:
+        """Returns all positives: the query, the number within its class, the slot."""
+        numbers = np.arange(self.sizes.max(initial=0))
+        queries, numbers = np.nonzero(numbers < self.sizes[:, None])
+        slots = self.starts[queries] + numbers
+        is_positive = ~mask(self.groups[queries], slot_groups[slots])
+        return queries[is_positive], numbers[is_positive], slots[is_positive]
 
-    blocks: Mapping[int, QueryBlock]
-    row_tiles: Tiles
-    column_tiles: Tiles
-    slot_groups: Int[np.ndarray, "m g"]
-
-    def positive_pairs(self, b: int) -> tuple[Int[np.ndarray, "m"], ...]:
-        """Returns the positives of the queries of block `b`."""
-        return positive_pairs(self.blocks[b], self.slot_groups)
+    def ranks(self, negatives_ahead: Int[np.ndarray, "n r"]) -> Ranks:
+        """Returns rank_j = j + count of negatives ahead, of the queries with positives."""
+        numbers = np.arange(1, negatives_ahead.shape[1] + 1)
+        is_rank = numbers <= self.positives[:, None]
+        rows = np.flatnonzero(self.positives)
+        return Ranks(self.items[rows], np.where(is_rank, negatives_ahead + numbers, 0)[rows])
 
 
 def class_slots(
@@ -61,44 +67,39 @@ def class_slots(
     classes = max(query_codes.max(), gallery_codes.max()) + 1
     sizes = np.bincount(gallery_codes, minlength=classes)
     has_query = np.bincount(query_codes, minlength=classes) > 0
-    order = np.lexsort((np.arange(classes), sizes, has_query))
     starts = np.zeros(classes, np.int64)
     end = 0
-    for label in order:
+    for label in np.lexsort((np.arange(classes), sizes, has_query)):
         size = int(sizes[label])
         if end % side + size > side >= size:  # a class that fits into one tile is not cut
             end += -end % side
         starts[label] = end
         end += size
+    items = np.argsort(starts[gallery_codes], kind="stable")  # by class
+    firsts = starts[gallery_codes[items]]
     slots = np.full(end + -end % side, -1)
-    items = np.argsort(starts[gallery_codes], kind="stable")
-    labels = gallery_codes[items]
-    firsts = np.empty(classes, np.int64)  # index of each class among the sorted items
-    firsts[order] = np.cumsum(sizes[order]) - sizes[order]
-    slots[starts[labels] + np.arange(len(items)) - firsts[labels]] = items
+    slots[firsts + np.arange(len(items)) - np.searchsorted(firsts, firsts)] = items
     return slots, starts, sizes
 
 
-def positive_pairs(
-    block: QueryBlock, slot_groups: Int[np.ndarray, "n g"]
-) -> tuple[Int[np.ndarray, "m"], Int[np.ndarray, "m"], Int[np.ndarray, "m"]]:
-    """Returns the positives of the queries: the query, the number within its class, the slot."""
-    numbers = np.arange(block.sizes.max(initial=0))
-    queries, numbers = np.nonzero(numbers < block.sizes[:, None])
-    slots = block.starts[queries] + numbers
-    is_positive = ~mask(block.groups[queries], slot_groups[slots])
-    return queries[is_positive], numbers[is_positive], slots[is_positive]
-
-
-def count_positives(block: QueryBlock, slot_groups: Int[np.ndarray, "n g"]) -> Int[np.ndarray, "q"]:
-    """Counts the positives of each query."""
-    height = max(1, _PAIRS // max(1, block.sizes.max(initial=0)))
+def query_block(
+    items: Int[np.ndarray, "n"],
+    codes: Int[np.ndarray, "q"],
+    groups: Int[np.ndarray, "q g"],
+    starts: Int[np.ndarray, "c"],
+    sizes: Int[np.ndarray, "c"],
+    slot_groups: Int[np.ndarray, "m g"],
+) -> QueryBlock:
+    """Returns the queries `items` (-1 is padding) with their counts of positives."""
+    sizes = np.where(items < 0, 0, sizes[codes[items]])
+    block = QueryBlock(items, starts[codes[items]], sizes, groups[items], sizes)
+    height = max(1, _PAIRS // max(1, sizes.max(initial=0)))
     counts = [np.zeros(0, np.int64)]
-    for first in range(0, len(block.items), height):
-        rows = block.rows(slice(first, first + height))
-        queries, _, _ = positive_pairs(rows, slot_groups)
-        counts.append(np.bincount(queries, minlength=len(rows.items)))
-    return np.concatenate(counts)
+    for first in range(0, len(items), height):
+        part = block.rows(slice(first, first + height))
+        queries, _, _ = part.positive_pairs(slot_groups)
+        counts.append(np.bincount(queries, minlength=len(part.items)))
+    return block._replace(positives=np.concatenate(counts))
 
 
 def sorted_thresholds(
@@ -114,18 +115,3 @@ def sorted_thresholds(
     thresholds = -np.sort(thresholds, axis=1)[:, :most]
     thresholds[np.isneginf(thresholds)] = np.inf
     return np.pad(thresholds, ((0, 0), (0, -most % CHUNK)), constant_values=np.inf)
-
-
-def ranks_of(
-    queries: Int[np.ndarray, "n"],
-    positives: Int[np.ndarray, "n"],
-    negatives_ahead: Int[np.ndarray, "n r"],
-) -> Iterator[Ranks]:
-    """Yields rank_j = j + count of negatives ahead, for queries with positives.
-
-    `positives` counts the positives of each query, 0 for queries to leave out.
-    """
-    numbers = np.arange(1, negatives_ahead.shape[1] + 1)
-    is_rank = numbers <= positives[:, None]
-    rows = np.flatnonzero(is_rank[:, 0])
-    yield Ranks(queries[rows], np.where(is_rank, negatives_ahead + numbers, 0)[rows])

@@ -1,4 +1,4 @@
-"""Exact nearest neighbors: the best k of every query, merged tile by tile."""
+"""Exact nearest neighbors, and the k-reciprocal neighbors of Zhong et al. (2017)."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -8,13 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from dmljax.retrieval import inputs, sharding, tiles
+from dmljax.retrieval import inputs, tiles
 from dmljax.retrieval.inputs import Embeddings
 from dmljax.retrieval.rules import SimilarityFn, euclidean
-from dmljax.retrieval.sharding import REPLICATED, SHARDED
-from dmljax.retrieval.tiles import Tile, Tiles
+from dmljax.retrieval.tiles import REPLICATED, SHARDED, Tile, Tiles
 
-__all__ = ["nearest"]
+__all__ = ["k_reciprocal", "nearest"]
 
 Groups = np.ndarray  # integers [n], or [n g]
 
@@ -44,30 +43,28 @@ def nearest(
     """
     tile = tiles.choose_tile(tile, devices)
     vectors, items, center = inputs.check_vectors(queries, gallery)
-    available = inputs.items_to_find(vectors, gallery)
-    inputs.check_k(k, available, noun="", of="items to find")
-    row_groups, column_groups = inputs.exclusion_codes(
-        groups, gallery_groups, inputs.sizes_of(vectors, gallery)
-    )
+    counts = inputs.counts_of(vectors, gallery)
+    inputs.check_k(k, counts.candidates, of="items to find")
+    row_groups, column_groups = inputs.exclusion_codes(groups, gallery_groups, counts)
     side = tiles.choose_side(max(len(vectors), len(items)), tile)
-    mesh = sharding.choose_mesh(devices, tiles=-(-len(vectors) // side))
+    mesh = tiles.choose_mesh(devices, count=-(-len(vectors) // side))
     block_size = side if mesh is None else side * mesh.size
     make_tiles = partial(Tiles, center=center, similarity_fn=similarity_fn, mesh=mesh)
     slots = tiles.pad_items(np.arange(len(items)), side)
     rows = tiles.pad_items(np.arange(len(vectors)), block_size)
     column_tiles = make_tiles(items, slots, column_groups, side=side, spec=REPLICATED)
     row_tiles = make_tiles(vectors, rows, row_groups, side=block_size)
-    merge = sharding.on_mesh(mesh, _merge, SHARDED, SHARDED, SHARDED, REPLICATED, REPLICATED)
+    merge = tiles.on_mesh(mesh, _merge, SHARDED, SHARDED, SHARDED, REPLICATED, REPLICATED)
     results = []
     for block_indices in tiles.passes(len(row_tiles)):
         blocks = [row_tiles[i] for i in block_indices]
         dtype = blocks[0].vectors.dtype
         nothing = np.full((block_size, k), -np.inf, dtype), np.zeros((block_size, k), np.int32)
-        best = [sharding.put(nothing, mesh) for _ in blocks]
+        best = [tiles.put(nothing, mesh) for _ in blocks]
         for j in range(len(column_tiles)):
-            columns, start = column_tiles[j], np.int32(j * side)
+            previous, columns, start = best, column_tiles[j], np.int32(j * side)
             best = [merge(*b, x, columns, start) for b, x in zip(best, blocks, strict=True)]
-            jax.block_until_ready(best)
+            jax.block_until_ready(previous)  # the next tile is read while this one is merged
         results += [[np.asarray(a) for a in b] for b in best]
     similarities, indices = (
         np.concatenate(arrays)[: len(vectors)] for arrays in zip(*results, strict=True)
@@ -91,3 +88,60 @@ def _merge(
     similarities = jnp.concatenate([best, similarities], axis=1)
     best, order = jax.lax.top_k(similarities, best.shape[1])
     return best, jnp.take_along_axis(jnp.concatenate([indices, columns_of], axis=1), order, axis=1)
+
+
+def k_reciprocal(
+    embeddings: Float[np.ndarray, "q d"],
+    gallery: Float[np.ndarray, "n d"] | None = None,
+    *,
+    k: int = 30,
+    batch_size: int | None = None,
+) -> Int[np.ndarray, "q m"]:
+    """Returns the batch of each image: itself, then its k-reciprocal neighbors.
+
+    At test time, a net that attends over its batch gets these batches. Two items are k-reciprocal
+    neighbors if each is among the k + 1 nearest of the other. They are expanded by neighborhoods of
+    k / 2 + 1, if more than two thirds of a neighborhood are among them. If these are fewer than
+    `batch_size` (7), the nearest images follow. Images are compared by Euclidean distance.
+
+    With a `gallery`, as of In-Shop, neighbors of the queries are items of the gallery. Then the
+    result is the `batch_size - 1` (3) neighbors of each query, without the query.
+
+    Reference: Zhong et al., Re-ranking Person Re-identification with k-reciprocal Encoding, CVPR
+    2017, arXiv:1701.08398; the batches are as in Seidenschwarz et al., ICML 2021.
+
+    >>> x = np.array([[0.0], [0.1], [5.0], [5.1]])
+    >>> retrieval.k_reciprocal(x, k=1, batch_size=2).tolist()
+    [[0, 1], [1, 0], [2, 3], [3, 2]]
+    """
+    within, least = gallery is None, 1 if gallery is None else 2
+    queries = np.asarray(embeddings, np.float64)
+    items = queries if gallery is None else np.asarray(gallery, np.float64)
+    batch_size = (7 if within else 4) if batch_size is None else batch_size
+    if not least <= batch_size <= len(items) + least - 1:
+        raise ValueError(
+            f"`batch_size` must be between {least} and {len(items) + least - 1}, got {batch_size}"
+        )
+    size = batch_size + 1 - least
+
+    def search(rows: np.ndarray, columns: np.ndarray, count: int) -> np.ndarray:
+        return nearest(rows, columns, k=min(count, len(columns)))[0]
+
+    ranking = search(queries, items, max(k + 1, size))
+    near_count = round(k / 2) + 1
+    back = ranking[:, : k + 1] if within else search(items, queries, k + 1)
+    near = ranking[:, :near_count] if within else search(items, items, near_count)
+    back_sets, near_sets = ([set(row) for row in x.tolist()] for x in (back, near))
+    neighborhoods = [{j for j in row if i in near_sets[j]} for i, row in enumerate(near.tolist())]
+    batches = []
+    for i, row in enumerate(ranking.tolist()):
+        tiles.check_stop()
+        mutual = {c for c in row[: k + 1] if i in back_sets[c]}
+        agreeing = (neighborhoods[c] for c in mutual)
+        members = mutual.union(*(x for x in agreeing if len(x & mutual) > 2 / 3 * len(x)))
+        first = [i] if within else []
+        order = np.array(sorted(members - set(first)), np.int64)
+        distances = np.square(items[order] - queries[i]).sum(axis=1)
+        batch = first + order[np.argsort(distances, kind="stable")].tolist()
+        batches.append([*dict.fromkeys(batch[:size] + row)][:size])
+    return np.array(batches, np.int64)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from dmljax import ops
 from dmljax.files import machine
-from dmljax.retrieval import inputs, tiles
+from dmljax.retrieval import inputs, layout, tiles
 from dmljax.retrieval.inputs import Labels
-from dmljax.retrieval.layout import QueryBlock, Ranks, ranks_of
+from dmljax.retrieval.layout import QueryBlock, Ranks
 from dmljax.retrieval.rules import count_ahead, mask
 from dmljax.retrieval.tiles import Tiles
 
@@ -27,45 +27,41 @@ def sort_ranks(
 ) -> Iterator[Ranks]:
     """Yields the ranks of all queries of `block`, whose tiles `make_tiles` makes.
 
-    Uses one device: sorting takes most of the time. Threads of the host share a strip of rows.
+    Uses one device: sorting takes most of the time.
     """
     side = column_tiles.side
     width = side * len(column_tiles)
     height = tiles.choose_side(len(block.items), side)
     while height > 8 and height * width > tiles.STRIP_SIZE:
         height //= 2
-    items = tiles.pad_items(block.items, height)
-    row_tiles = make_tiles(items=items, side=height)
+    row_tiles = make_tiles(items=tiles.pad_items(block.items, height), side=height)
+    for i in range(len(row_tiles)):
+        rows = row_tiles[i]
+        strip = np.empty((height, width), rows.vectors.dtype)
+        for j in range(len(column_tiles)):
+            strip[:, j * side : (j + 1) * side] = tiles.similarities(rows, column_tiles[j])
+        yield _sort(block.rows(slice(i * height, (i + 1) * height)), strip, slot_groups)
+
+
+def _sort(
+    block: QueryBlock, strip: Float[np.ndarray, "b m"], slot_groups: Int[np.ndarray, "m g"]
+) -> Ranks:
+    """Returns the ranks by similarities of queries to slots, which it overwrites, in threads."""
+    counts = np.zeros((len(block.items), block.positives.max()), np.int64)
+
+    def sort_row(row: int) -> None:
+        similarities, start = strip[row], block.starts[row]
+        positives = slice(start, start + block.sizes[row])
+        similarities[mask(block.groups[row], slot_groups)] = -np.inf
+        count = block.positives[row]
+        best_first = np.sort(similarities[positives])[::-1][:count]
+        similarities[positives] = -np.inf
+        similarities.sort()
+        counts[row, :count] = count_ahead(similarities, best_first)
+
     with concurrent.futures.ThreadPoolExecutor(machine.core_count()) as pool:
-        for i in range(len(row_tiles)):
-            queries = block.rows(slice(i * height, (i + 1) * height))
-            strip = np.empty((height, width), row_tiles[i].vectors.dtype)
-            for j in range(len(column_tiles)):
-                columns = slice(j * side, (j + 1) * side)
-                strip[:, columns] = tiles.similarities(row_tiles[i], column_tiles[j])
-            counts = np.zeros((len(queries.items), queries.positives.max()), np.int64)
-
-            def sort_row(row: int, queries=queries, strip=strip, counts=counts) -> None:
-                start, count = queries.starts[row], queries.positives[row]
-                positives = slice(start, start + queries.sizes[row])
-                is_left_out = mask(queries.groups[row], slot_groups)
-                counts[row, :count] = _negatives_ahead(strip[row], positives, is_left_out)[:count]
-
-            list(pool.map(sort_row, range(len(queries.items))))
-            yield from ranks_of(queries.items, queries.positives, counts)
-
-
-def _negatives_ahead(
-    similarities: Float[np.ndarray, "n"],
-    positives: slice | Bool[np.ndarray, "n"],
-    is_left_out: Bool[np.ndarray, "n"],
-) -> Int[np.ndarray, "r"]:
-    """Counts the negatives ahead of each positive, best first; overwrites `similarities`."""
-    similarities[is_left_out] = -np.inf
-    best_first = np.sort(similarities[positives])[::-1]
-    similarities[positives] = -np.inf
-    similarities.sort()
-    return count_ahead(similarities, best_first)
+        list(pool.map(sort_row, range(len(block.items))))
+    return block.ranks(counts)
 
 
 def mean_distance_ranks(
@@ -94,25 +90,20 @@ def mean_distance_ranks(
         raise ValueError(
             f"learners are [q m d] and a gallery [n m d], not {learners.shape} and {items.shape}"
         )
-    sizes = inputs.sizes_of(learners, gallery)
-    query_codes, item_codes = inputs.integer_labels(labels, gallery_labels, sizes)
-    query_groups, item_groups = inputs.exclusion_codes(None, None, sizes)
-    on_device = jnp.asarray(items, jnp.float32)
+    counts = inputs.counts_of(learners, gallery)
+    query_codes, item_codes = inputs.integer_labels(labels, gallery_labels, counts)
+    query_groups, item_groups = inputs.exclusion_codes(None, None, counts)
+    slots, *classes = layout.class_slots(query_codes, item_codes, 1)
+    slot_groups, on_device = item_groups[slots], jnp.asarray(items[slots], jnp.float32)
     for start in range(0, len(learners), rows):
         tiles.check_stop()
-        block = np.arange(start, min(start + rows, len(learners)))
+        queries = np.arange(start, min(start + rows, len(learners)))
         # The last block is filled up, so that the distances compile once.
-        filled = learners[np.resize(block, min(rows, len(learners)))]
-        similarities = np.array(_similarities(jnp.asarray(filled, jnp.float32), on_device))
-        is_left_out = mask(query_groups[block, None], item_groups[None])
-        is_same = query_codes[block, None] == item_codes[None]
-        positives = (is_same & ~is_left_out).sum(axis=1)
-        counts = np.zeros((len(block), max(1, positives.max())), np.int64)
-        for i, count in enumerate(positives):
-            ahead = _negatives_ahead(similarities[i], is_same[i], is_left_out[i])
-            counts[i, :count] = ahead[:count]
-        if positives.any():
-            yield from ranks_of(block, positives, counts)
+        filled = learners[np.resize(queries, min(rows, len(learners)))]
+        strip = np.array(_similarities(jnp.asarray(filled, jnp.float32), on_device))
+        block = layout.query_block(queries, query_codes, query_groups, *classes, slot_groups)
+        if block.positives.any():
+            yield _sort(block, strip, slot_groups)
 
 
 @jax.jit

@@ -1,22 +1,27 @@
-"""Vectors on the devices in tiles of one shape, and the product of two tiles."""
+"""Vectors on the devices in tiles of one shape, and the product of two tiles.
 
-import concurrent.futures
+Several devices share a search: each has its own rows of a block, and a copy of the gallery's tile.
+The kernels run on every device as they would on one, and nothing is exchanged between devices. So
+the numbers are the same as on one device.
+"""
+
 import contextlib
 import contextvars
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from dmljax.ops.devices import default_tile
-from dmljax.retrieval import inputs, sharding
+from dmljax.ops.devices import default_tile, free_bytes
+from dmljax.retrieval import inputs
 from dmljax.retrieval.rules import SimilarityFn, euclidean, mask
 
+SHARDED, REPLICATED = PartitionSpec("rows"), PartitionSpec()
 SMALLEST = 128  # rows of the smallest tile; smaller data are padded
 SLICES = 16  # a tile is folded into this many slices, so that sums run over whole vectors
 # The tiles of a set of vectors up to this size stay on the devices; also up to a quarter of the
@@ -112,22 +117,46 @@ def pad_items(items: Int[np.ndarray, "n"], side: int) -> Int[np.ndarray, "m"]:
     return np.pad(items, (0, -len(items) % side), constant_values=-1)
 
 
+def choose_mesh(devices: Sequence[jax.Device] | None, *, count: int) -> Mesh | None:
+    """Returns a mesh of the devices (None: all of this process), or None for the default device.
+
+    It returns None, too, if some device would get none of the `count` tiles of rows.
+    """
+    devices = jax.local_devices() if devices is None else list(devices)
+    # A single device needs a mesh only if it is not where arrays go by default.
+    if len(devices) == 1 and devices[0] == jax.local_devices()[0]:
+        return None
+    return Mesh(np.array(devices), ("rows",)) if count >= len(devices) else None
+
+
+def put(arrays: Any, mesh: Mesh | None, spec: PartitionSpec = SHARDED) -> Any:
+    """Puts a tree of NumPy arrays on the devices."""
+    return jax.device_put(arrays, None if mesh is None else NamedSharding(mesh, spec))
+
+
+def on_mesh(mesh: Mesh | None, kernel: Callable, *specs: PartitionSpec) -> Callable:
+    """Runs `kernel` on every device of `mesh`; `specs` say which arguments are sharded by rows."""
+    return kernel if mesh is None else _mapped(mesh, kernel, specs)
+
+
+@functools.cache
+def _mapped(mesh: Mesh, kernel: Callable, specs: tuple[PartitionSpec, ...]) -> Callable:
+    return jax.jit(jax.shard_map(kernel, mesh=mesh, in_specs=specs, out_specs=SHARDED))
+
+
 def _resident_bytes(mesh: Mesh | None) -> int:
     device = jax.local_devices()[0] if mesh is None else mesh.local_devices[0]
-    return max(RESIDENT_BYTES, (sharding.free_bytes(device.memory_stats()) or 0) // 4)
-
-
-_Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # vectors, which are items, groups
+    return max(RESIDENT_BYTES, (free_bytes(device.memory_stats()) or 0) // 4)
 
 
 class Tiles:
     """`vectors[items]` and their `groups` as a sequence of tiles; an item of -1 is padding.
 
-    A tile is put on the devices when it is used, and a thread reads the next one while they compute
-    with it. A tile stays there only if all tiles together are small (`RESIDENT_BYTES`): the vectors
-    may be larger than the memory of the devices and, in a memory-mapped file, than the memory of
-    the host. On a `mesh`, a tile is sharded by rows or, with `spec=REPLICATED`, copied to every
-    device.
+    A tile is put on the devices when it is used, and the devices compute while the host reads the
+    next one. A tile stays there only if all tiles together are small (`RESIDENT_BYTES`): the
+    vectors may be larger than the memory of the devices and, in a memory-mapped file, than the
+    memory of the host. On a `mesh`, a tile is sharded by rows or, with `spec=REPLICATED`, copied to
+    every device.
     """
 
     def __init__(
@@ -140,55 +169,35 @@ class Tiles:
         similarity_fn: SimilarityFn,
         side: int,
         mesh: Mesh | None = None,
-        spec: PartitionSpec = sharding.SHARDED,
+        spec: PartitionSpec = SHARDED,
     ):
         self._vectors, self._items, self._groups = vectors, items, groups
         self.side, self.width, self.mesh, self._spec = side, vectors.shape[1], mesh, spec
         self._dtype = inputs.compute_dtype(vectors)
-        self._similarity_fn = similarity_fn
-        self._center = center.astype(self._dtype)
+        self._similarity_fn, self._center = similarity_fn, center.astype(self._dtype)
         size = len(items) * self.width * self._dtype.itemsize
         self._resident: dict[int, Tile] | None = {} if size <= _resident_bytes(mesh) else None
-        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
-        self._ahead: tuple[int, concurrent.futures.Future[_Arrays] | None] = (-1, None)
 
     def __len__(self) -> int:
         return len(self._items) // self.side
 
     def __getitem__(self, i: int) -> Tile:
-        if not 0 <= i < len(self):
-            raise IndexError(i)
         check_stop()
         if self._resident is None:
-            return self._put(self._next(i))
+            return self._load(i)
         if i not in self._resident:
-            self._resident[i] = self._put(self._next(i))
+            self._resident[i] = self._load(i)
         return self._resident[i]
 
-    def _next(self, i: int) -> _Arrays:
-        """Returns tile `i` and starts to read the next one, which a search mostly asks for."""
-        number, future = self._ahead
-        arrays = future.result() if future is not None and number == i else self._read(i)
-        self._ahead = (-1, None)
-        if i + 1 < len(self) and i + 1 not in (self._resident or ()):
-            if self._thread is None:
-                self._thread = concurrent.futures.ThreadPoolExecutor(1, "tiles")
-            self._ahead = (i + 1, self._thread.submit(self._read, i + 1))
-        return arrays
-
-    def _read(self, i: int) -> _Arrays:
-        """Reads the vectors of tile `i` into the memory of the host."""
+    def _load(self, i: int) -> Tile:
+        """Reads tile `i` and puts it on the devices. The transfer goes on while they compute."""
         items = self._items[i * self.side : (i + 1) * self.side]
         is_item = items >= 0
         items = np.maximum(items, 0)
         vectors = self._vectors[items].astype(self._dtype, copy=False)
         vectors[~is_item] = 0
-        return vectors, is_item, self._groups[items].astype(np.int32)
-
-    def _put(self, arrays: _Arrays) -> Tile:
-        """Puts a tile on the devices. The transfer goes on while they compute."""
-        arrays = sharding.argument(arrays, self.mesh, self._spec)
-        return _make_tile(self._similarity_fn, *arrays, self._center)
+        arrays = vectors, is_item, self._groups[items].astype(np.int32)
+        return _make_tile(self._similarity_fn, *put(arrays, self.mesh, self._spec), self._center)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -210,10 +219,10 @@ def plain_tiles(
     side: int,
     *,
     mesh: Mesh | None = None,
-    spec: PartitionSpec = sharding.SHARDED,
+    spec: PartitionSpec = SHARDED,
 ) -> Tiles:
     """Returns all vectors in their order, for euclidean distances, without groups."""
-    block = side if mesh is None or spec == sharding.REPLICATED else side * mesh.size
+    block = side if mesh is None or spec == REPLICATED else side * mesh.size
     items = pad_items(np.arange(len(vectors)), block)
     center = np.zeros(vectors.shape[1])
     return Tiles(

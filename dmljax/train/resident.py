@@ -20,7 +20,7 @@ from dmljax.data import batches
 from dmljax.data.records import Reader
 from dmljax.files import machine
 from dmljax.hints import shown_bytes
-from dmljax.retrieval.sharding import free_bytes
+from dmljax.ops.devices import free_bytes
 from dmljax.train import augment, hosts
 from dmljax.train.run import Run
 

@@ -18,7 +18,7 @@ from dmljax.ops import Array
 from dmljax.train import options
 
 HELPERS = {
-    "sampler": {"coverage", "epoch_steps", "group", "k_reciprocal", "k_reciprocal_queries"},
+    "sampler": {"coverage", "epoch_steps", "group", "k_reciprocal"},
     "loss": {"clip", "cross_batch_memory", "lp", "stats", "weighted_sum", "zero_mean"},
     "schedule": {"Schedule", "adam"},
     "optimizer": {"averaged", "build", "cosine"},

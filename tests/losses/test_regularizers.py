@@ -101,8 +101,8 @@ def test_lp_equals_the_loop_for_other_norms_and_powers(unchecked):
 
 
 def test_values_and_gradients_are_those_of_pytorch_metric_learning():
-    module = load_module(GOLDEN.with_suffix(".py"))
-    inputs = {case: x for case, (x, _) in module.cases().items()}
+    module = load_module(GOLDEN.with_name("cases.py"))
+    inputs = {case: x for case, (x, _) in module.of_proxies().items()}
     inputs["proxies"] = module.proxies()[1]
     compared = set()
     with np.load(GOLDEN) as golden:

@@ -98,9 +98,9 @@ def test_value_and_gradients_are_those_of_a_loop(name, has_options):
 
 
 def test_vicreg_is_that_of_pytorch_metric_learning():
-    module = load_module(GOLDEN.with_suffix(".py"))
+    module = load_module(GOLDEN.with_name("cases.py"))
     with np.load(GOLDEN) as golden:
-        for case, (x, _) in module.cases().items():
+        for case, (x, _) in module.of_proxies().items():
             if case == "one":
                 continue
             padding = 12 - len(x)

@@ -10,7 +10,7 @@ from dmljax import metrics
 from dmljax.methods.graph import nets as graphs
 from dmljax.methods.graph.refine import refine
 from dmljax.nets import attention
-from dmljax.retrieval.reciprocal import k_reciprocal, k_reciprocal_queries
+from dmljax.retrieval import k_reciprocal
 
 
 def _clusters(rng, classes=8, per_class=12, dim=16, noise=0.2):
@@ -62,7 +62,7 @@ def test_queries_are_refined_by_the_gallery():
     gallery = ~query
     gallery[1] = False
     actual = refine(lambda nodes: nodes[:, 0] + nodes[:, -1], x, query=query, gallery=gallery, k=5)
-    near = k_reciprocal_queries(x[query], x[gallery], k=5, batch_size=4)
+    near = k_reciprocal(x[query], x[gallery], k=5, batch_size=4)
     expected = x.copy()
     for row, i in enumerate(np.flatnonzero(query)):
         expected[i] = x[i] + x[gallery][near[row, -1]]

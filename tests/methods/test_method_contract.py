@@ -249,8 +249,8 @@ def test_a_method_with_prefixes_adds_their_losses_to_that_of_the_whole_width(nam
 @pytest.mark.parametrize(
     ("name", "options", "error", "message"),
     [
-        ("pairs", {"dim": 6, "prefixes": [4, 8]}, ValueError, "the prefix 8 is above the width 6"),
-        ("proxies", {"dim": None, "prefixes": [16]}, ValueError, "above the width 10"),
+        ("pairs", {"dim": 6, "prefixes": [4, 8]}, ValueError, "at most the width 6"),
+        ("proxies", {"dim": None, "prefixes": [16]}, ValueError, "at most the width 10"),
         ("pairs", {"prefixes": [4, 2]}, ValueError, "ascending numbers of dimensions"),
         ("pairs", {"prefixes": [2], "unit": False}, ValueError, "prefixes are unit vectors"),
         ("graph", {"prefixes": [2]}, TypeError, "graph has no argument 'prefixes'"),

@@ -100,8 +100,8 @@ def test_nothing_to_count():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"bins": 100}, "bins=100 must be a power of two"),
-        ({"tile": 0}, "tile=0 must be at least 1"),
+        ({"bins": 100}, "`bins` must be a power of two, .*got 100"),
+        ({"tile": 0}, "`tile` must be at least 1, got 0"),
         ({"gallery": np.ones((4, 2))}, "gallery and gallery_labels go together"),
         ({"groups": np.arange(3)}, r"groups are int64 of shape \(3,\): .* of the 4 embeddings"),
         (

@@ -1,22 +1,20 @@
 """A search among devices, or in a gallery larger than their memory, gives the same numbers."""
 
-import threading
-
 import jax
 import numpy as np
 import pytest
 
 from dmljax import metrics, retrieval
-from dmljax.retrieval import sharding as search_sharding
+from dmljax.ops import devices
 from dmljax.retrieval import tiles
 
 RNG = np.random.default_rng(0)
 
 
-def _scores(x, y, devices, **keywords):
+def _scores(x, y, count, **keywords):
     # Eight tiles of 128, one for each of eight devices.
     queries, labels = (x[:1000], y[:1000]) if "gallery" in keywords else (x, y)
-    devices = jax.devices()[:devices]
+    devices = jax.devices()[:count]
     scores = metrics.per_query(queries, labels, tile=128, devices=devices, **keywords)
     near = retrieval.nearest(queries, keywords.get("gallery"), k=5, tile=128, devices=devices)
     return scores, near
@@ -31,9 +29,9 @@ def test_a_search_is_the_same_on_any_number_of_devices(split, devices, monkeypat
     keywords = {"gallery": x[300:], "gallery_labels": y[300:]} if split else {}
     scores, near = _scores(x, y, 1, **keywords)
     meshes = []
-    original = search_sharding.on_mesh
+    original = tiles.on_mesh
     monkeypatch.setattr(
-        search_sharding, "on_mesh", lambda mesh, *a: meshes.append(mesh) or original(mesh, *a)
+        tiles, "on_mesh", lambda mesh, *a: meshes.append(mesh) or original(mesh, *a)
     )
     scores_on_many, near_on_many = _scores(x, y, devices, **keywords)
     assert {mesh.size for mesh in meshes} == {devices}
@@ -65,15 +63,15 @@ def test_a_gallery_beyond_the_devices_memory_is_streamed(devices, monkeypatch, t
     monkeypatch.setattr(tiles, "RESIDENT_BYTES", 0)
     monkeypatch.setattr(tiles, "BLOCKS_PER_PASS", 2)
     alive = []
-    original_put = tiles.Tiles._put
+    original_load = tiles.Tiles._load
 
-    def put(self, arrays):
-        tile = original_put(self, arrays)
+    def load(self, i):
+        tile = original_load(self, i)
         sizes = [a.nbytes for a in jax.live_arrays() if a.shape[-1:] == (19,)]
         alive.append(sum(sizes))
         return tile
 
-    monkeypatch.setattr(tiles.Tiles, "_put", put)
+    monkeypatch.setattr(tiles.Tiles, "_load", load)
     streamed, streamed_near = _scores(x, y, devices, **keywords)
     streamed_within = metrics.per_query(x, y, tile=128, devices=jax.devices()[:devices])
     for a, b in ((streamed, resident), (streamed_within, within)):
@@ -87,16 +85,16 @@ def test_a_gallery_beyond_the_devices_memory_is_streamed(devices, monkeypatch, t
 
 
 def test_a_gallery_may_take_a_quarter_of_the_free_memory(monkeypatch):
-    assert search_sharding.free_bytes(None) is search_sharding.free_bytes({"num_allocs": 1}) is None
-    assert search_sharding.free_bytes({"bytes_limit": 80, "bytes_in_use": 30}) == 50
+    assert devices.free_bytes(None) is devices.free_bytes({"num_allocs": 1}) is None
+    assert devices.free_bytes({"bytes_limit": 80, "bytes_in_use": 30}) == 50
     assert tiles._resident_bytes(None) == 1 << 30  # of a CPU, which does not tell
     for free, expected in ((40 << 30, 10 << 30), (1 << 30, 1 << 30)):
-        monkeypatch.setattr(search_sharding, "free_bytes", lambda _, free=free: free)
+        monkeypatch.setattr(tiles, "free_bytes", lambda _, free=free: free)
         assert tiles._resident_bytes(None) == expected
     monkeypatch.setattr(tiles, "RESIDENT_BYTES", 0)
     size = 5 * 128 * 19 * 4  # of 600 rows, in whole tiles
     for free, is_resident in ((4 * size - 4, False), (4 * size, True)):
-        monkeypatch.setattr(search_sharding, "free_bytes", lambda _, free=free: free)
+        monkeypatch.setattr(tiles, "free_bytes", lambda _, free=free: free)
         gallery = tiles.plain_tiles(np.zeros((600, 19), np.float32), 128)
         assert (gallery[0] is gallery[0]) == is_resident
     with jax.enable_x64(True):  # twice as many bytes
@@ -104,44 +102,7 @@ def test_a_gallery_may_take_a_quarter_of_the_free_memory(monkeypatch):
 
 
 def test_devices_share_a_search_in_which_each_has_a_tile():
-    devices, choose = jax.local_devices(), search_sharding.choose_mesh
-    assert choose(devices[:3], tiles=2) is None and choose(devices[:3], tiles=3).size == 3
-    assert choose(devices[:1], tiles=9) is None  # arrays go there by default
-    assert choose(devices[1:2], tiles=1).devices.tolist() == devices[1:2]
-
-
-def test_the_next_tile_is_read_while_the_present_one_is_used(monkeypatch):
-    x = RNG.normal(size=(600, 5)).astype(np.float32)
-    monkeypatch.setattr(tiles, "RESIDENT_BYTES", 0)
-    loaded, original = {}, tiles.Tiles._read
-
-    def read(self, i):
-        arrays = original(self, i)
-        loaded.setdefault(i, threading.Event()).set()
-        return arrays
-
-    streamed = tiles.plain_tiles(x, 128)
-    monkeypatch.setattr(tiles.Tiles, "_read", read)
-    for i in range(4):
-        loaded[i + 1] = threading.Event()
-        rows = np.asarray(streamed[i].vectors)
-        np.testing.assert_array_equal(rows, x[128 * i : 128 * (i + 1)])
-        assert loaded[i + 1].wait(60)  # though nobody has asked for it
-    np.testing.assert_array_equal(np.asarray(streamed[1].vectors), x[128:256])  # out of order
-
-
-def test_a_file_that_cannot_be_read_ends_the_search():
-    """The error of the thread reaches the caller."""
-
-    class Torn(np.ndarray):
-        def __getitem__(self, index):
-            if isinstance(index, np.ndarray) and 300 in index:
-                raise OSError("cannot read row 300")
-            return np.asarray(self)[index]
-
-    vectors = np.zeros((600, 5), np.float32).view(Torn)
-    streamed = tiles.plain_tiles(vectors, 128)
-    streamed._resident = None
-    with pytest.raises(OSError, match="cannot read row 300"):
-        for i in range(len(streamed)):
-            streamed[i]
+    local, choose = jax.local_devices(), tiles.choose_mesh
+    assert choose(local[:3], count=2) is None and choose(local[:3], count=3).size == 3
+    assert choose(local[:1], count=9) is None  # arrays go there by default
+    assert choose(local[1:2], count=1).devices.tolist() == local[1:2]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dmljax.retrieval import reciprocal
+from dmljax import retrieval
 
 __all__ = ["refine"]
 
@@ -27,14 +27,14 @@ def refine(
       every neighborhood. It gets `rows` neighborhoods at a time.
     * `query`, `gallery` (bool `[n]`): queries are refined by embeddings of the gallery, which stay
       as they are. Without them all embeddings refine each other.
-    * `neighborhood`: `k` and `batch_size` of `retrieval.k_reciprocal`, with a gallery of
-      `k_reciprocal_queries`. Their defaults are as published.
+    * `neighborhood`: `k` and `batch_size` of `retrieval.k_reciprocal`. Their defaults are as
+      published.
     """
     x = np.asarray(embeddings, np.float32)
     readable = np.isfinite(x).all(axis=1)
     if query is None and gallery is None:
         query_rows = np.flatnonzero(readable)
-        near = reciprocal.k_reciprocal(x[query_rows], **neighborhood)
+        near = retrieval.k_reciprocal(x[query_rows], **neighborhood)
         outputs = _in_chunks(first_fn, x, query_rows[near], rows)
         refined = np.full((len(x), outputs.shape[1]), np.nan, np.float32)
     else:
@@ -47,7 +47,7 @@ def refine(
                 f"{overlap} images are query and gallery at once, so they would be refined and "
                 "stay as they are: refine them without the masks"
             )
-        near = reciprocal.k_reciprocal_queries(x[query_rows], x[gallery_rows], **neighborhood)
+        near = retrieval.k_reciprocal(x[query_rows], x[gallery_rows], **neighborhood)
         neighborhoods = np.concatenate([query_rows[:, None], gallery_rows[near]], axis=1)
         outputs = _in_chunks(first_fn, x, neighborhoods, rows)
         if outputs.shape[1] != x.shape[1]:
