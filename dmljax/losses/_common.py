@@ -121,9 +121,12 @@ class Batch(NamedTuple):
         self, entries_fn: Callable, *params: Any, of_rows: Any = None
     ) -> tuple[Array, ...]:
         """Reduces entries of pairs: each `(entries, where)` of `entries_fn(block, *params)`."""
-        if self.tile is not None:
-            _check_reduces_tiles(self.reduce_fn)
-        elif self.reduce_fn is None:
+        if self.reduce_fn is None:
+            if self.tile is not None:
+                raise ValueError(
+                    "reduce_fn=None returns an entry for each pair, which tiles do not store: give "
+                    "another reduce_fn, or leave out tile"
+                )
             rows = self.rows._replace(extra=of_rows)
             block = Block(rows, self.columns, self.within_batch, self.pairs, self.memo)
             return tuple(jnp.where(where, x, 0) for x, where in entries_fn(block, *params))
@@ -169,8 +172,9 @@ def prepare(
         `dmljax.miners`. It reads Euclidean distances of unit embeddings, whatever the loss
         itself measures.
     tile: The size of a tile, such as 1024, or 4096 on accelerators: the same loss without a matrix
-        of all pairs, for large batches. It needs labels that are not `ops.Pairs`, and no miner.
-        None compares all pairs at once. Only some losses have this argument.
+        of all pairs, for large batches. It needs labels that are not `ops.Pairs`, no miner, and for
+        entries of pairs a reduction without weights. None compares all pairs at once. Only some
+        losses have this argument.
     """
     check_tile(tile)
     if tile is not None and (mine_fn is not None or isinstance(labels, Pairs)):
@@ -370,24 +374,6 @@ def check_tile(tile: Any) -> None:
     """Raises unless `tile` is a positive integer or None."""
     if tile is not None and (isinstance(tile, bool) or not isinstance(tile, int) or tile < 1):
         raise ValueError(f"tile must be a positive integer, not {tile!r}: give 1024, or None")
-
-
-def _check_reduces_tiles(reduce_fn: ReduceFn | None) -> None:
-    """Raises unless `reduce_fn` can reduce the entries of a tile."""
-    if reduce_fn is None:
-        raise ValueError(
-            "reduce_fn=None returns an entry for each pair, which tiles do not store: give another "
-            "reduce_fn, or leave out tile"
-        )
-    try:
-        for rows in (2, 3):
-            tile = jnp.zeros((rows, 2))
-            jax.eval_shape(reduce_fn, tile, tile > 0)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            "reduce_fn does not reduce a tile: in tiles, entries of pairs cannot be weighted by "
-            "row. Leave out ops.weighted, or tile"
-        ) from error
 
 
 def _sides(

@@ -151,10 +151,11 @@ def margin(
     beta = jnp.asarray(beta, batch.anchors.dtype)
     if beta.ndim:
         labels = batch.labels
-        if isinstance(labels, ops.Pairs) or np.ndim(labels) != 1:
-            raise ValueError("beta per class needs integer labels [b]")
-        if beta.ndim > 1:
-            raise ValueError(f"beta must be a number or one per class [c], not {list(beta.shape)}")
+        if beta.ndim > 1 or isinstance(labels, ops.Pairs) or np.ndim(labels) != 1:
+            raise ValueError(
+                "beta must be a number, or one per class [c] with integer labels [b], not "
+                f"{list(beta.shape)}"
+            )
         if beta.size == 1:
             beta = beta[0]
         else:

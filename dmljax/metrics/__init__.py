@@ -43,4 +43,6 @@ _MODULES = (
     spread,
     significance,
 )
-__all__ = sorted(name for module in _MODULES for name in module.__all__)
+# What only reports, studies and configs of this package use.
+_INTERNAL = {"KS", "LESS_IS_BETTER", "display_name", "expected_best", "interval_note", "level_text"}
+__all__ = sorted({name for module in _MODULES for name in module.__all__} - _INTERNAL)

@@ -9,7 +9,7 @@ Conventions of all functions here and of the losses:
 * Half-precision input is computed in float32; float64 stays float64.
 """
 
-from dmljax.ops import classes, distances, masks, numerics, reductions, types
+from dmljax.ops import classes, distances, masks, reductions, types
 from dmljax.ops.classes import *  # noqa: F403
 from dmljax.ops.distances import *  # noqa: F403
 from dmljax.ops.loops import sum_over_true as sum_over_true
@@ -19,6 +19,6 @@ from dmljax.ops.numerics import *  # noqa: F403
 from dmljax.ops.reductions import *  # noqa: F403
 from dmljax.ops.types import *  # noqa: F403
 
-_MODULES = (classes, distances, masks, numerics, reductions, types)
-_OF_LOOPS = ("sum_over_true", "take_column")
-__all__ = sorted([*_OF_LOOPS, *(name for module in _MODULES for name in module.__all__)])
+# Losses and miners also use `numerics` and `loops` by `ops.`; of these only `normalize` is public.
+_MODULES = (classes, distances, masks, reductions, types)
+__all__ = sorted(["normalize", *(name for module in _MODULES for name in module.__all__)])

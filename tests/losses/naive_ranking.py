@@ -1,9 +1,8 @@
-"""Ranking losses: loops for their values, dense formulas for their gradients."""
+"""Ranking losses by loops."""
 
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import expit
@@ -129,57 +128,6 @@ def naive(name, x, labels, y=None, reference_labels=None):
         if alike[a].any()
     ]
     return float(np.mean(entries)) if entries else 0.0
-
-
-def dense(name, x, labels):
-    """The formula on all triples at once, for `jax.grad`."""
-    x = x / jnp.sqrt(jnp.sum(x * x, axis=1, keepdims=True))
-    s, eye = x @ x.T, np.eye(len(x), dtype=bool)
-    alike = (labels[:, None] == labels[None]) & ~np.eye(len(x), dtype=bool)
-    unlike = labels[:, None] != labels[None]
-    valid = alike.any(axis=1)
-
-    def triangles(values, centers, width):
-        gaps = jnp.abs(values[..., None] - centers[None, None, :])
-        return jnp.maximum(1 - gaps / width, 0)  # [b b bins]
-
-    if name == "histogram":
-        anchors_with_pairs = valid & unlike.any(axis=1)
-        once = np.triu(anchors_with_pairs[:, None] | anchors_with_pairs[None, :])
-        bins = triangles(s, jnp.linspace(-1, 1, 21), 0.1)
-        positive, negative = (jnp.mean(bins[m & once], axis=0) for m in (alike, unlike))
-        return jnp.sum(negative * jnp.cumsum(positive))
-    if name == "fast_ap":
-        squares = jnp.sum((x[:, None, :] - x[None, :, :]) ** 2, axis=-1)
-        bins = triangles(squares, jnp.linspace(0, 4, 9), 0.5)
-        h = jnp.sum(bins * alike[..., None], axis=1)
-        total = jnp.cumsum(jnp.sum(bins * (alike | unlike)[..., None], axis=1), axis=1)
-        terms = jnp.where(h > 0, h * jnp.cumsum(h, axis=1) / jnp.where(h > 0, total, 1), 0)
-        return jnp.mean((1 - jnp.sum(terms, axis=1) / jnp.sum(alike, axis=1))[valid])
-    # sig[a, p, j]: how far j stands before p.
-    sig = jax.nn.sigmoid((s[:, None, :] - s[:, :, None]) / 0.2) * ~eye[None]
-    if name == "recall_at_k":
-        ranks = 1 + jnp.sum(sig * ~eye[:, None, :], axis=2)
-        recalls = []
-        for k in (1, 3, 4):
-            within_k = jnp.sum(jax.nn.sigmoid((k - ranks) / 0.5) * alike, axis=1)
-            recalls.append(jnp.minimum(within_k, k) / np.clip(alike.sum(axis=1), 1, k))
-        return jnp.mean((1 - sum(recalls) / 3)[valid])
-    positives = alike | eye
-    if name == "smooth_ap":
-        ratio = (1 + jnp.sum(sig * positives[:, None, :], axis=2)) / (1 + jnp.sum(sig, axis=2))
-        return jnp.mean(
-            (1 - jnp.sum(ratio * positives, axis=1) / jnp.sum(positives, axis=1))[valid]
-        )
-    r = jnp.sum(sig * unlike[:, None, :], axis=2)
-    penalty = {
-        "o": r,
-        "ds": jnp.log(1 + r),
-        "dq": 1 - (1 + r) ** -1.5,
-        "iu": (1 + r) * jnp.log(1 + r),
-        "ib": (3 * r - jnp.log(1 + 3 * r)) / 9,
-    }[name[4:]]
-    return jnp.mean((jnp.sum(penalty * positives, axis=1) / jnp.sum(positives, axis=1))[valid])
 
 
 ROWS, COLUMNS = 9, 4

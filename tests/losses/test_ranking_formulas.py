@@ -21,26 +21,6 @@ def test_smooth_ap_of_a_perfect_batch_is_0_for_all_class_sizes():
         assert jax.jit(losses.smooth_ap)(_perfect(labels), labels) < 1e-4
 
 
-def test_smooth_ap_does_not_depend_on_the_order_of_rows():
-    x, labels = np.random.default_rng(3).normal(size=(12, 5)), np.repeat(np.arange(4), 3)
-    order = np.random.default_rng(4).permutation(12)
-    with jax.enable_x64(True):
-        loss = jax.jit(losses.smooth_ap)
-        sorted_, shuffled = loss(x, labels), loss(x[order], labels[order])
-    np.testing.assert_allclose(sorted_, shuffled, rtol=1e-9)
-    np.testing.assert_allclose(sorted_, _smooth_ap_cold(x, labels), rtol=1e-9)
-
-
-def _smooth_ap_cold(x, labels):
-    s, precisions = unit(x) @ unit(x).T, []
-    for a in range(len(x)):
-        positives = np.flatnonzero(labels == labels[a])
-        ahead = expit((s[a][None, :] - s[a][:, None]) / 0.01) * (1 - np.eye(len(x)))
-        ratios = (1 + ahead[:, positives].sum(1)) / (1 + ahead.sum(1))
-        precisions.append(ratios[positives].mean())
-    return 1 - np.mean(precisions)
-
-
 def test_histogram_has_a_last_bin_for_duplicates():
     labels = np.repeat(np.arange(3), 3)
     value, gradient = jax.value_and_grad(losses.histogram)(jnp.asarray(_perfect(labels)), labels)

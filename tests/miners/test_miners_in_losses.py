@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dmljax import losses, miners, ops
+from dmljax import losses, miners
 
 MARGIN = 0.3
 # The miner, and which gaps d_an - d_ap it selects.
@@ -48,22 +48,6 @@ def test_a_triplet_loss_is_the_mean_over_the_mined_triplets(name):
         dense = losses.triplet(jnp.asarray(x), labels, margin=0.5, mine_fn=mine_fn, reduce_fn=None)
     np.testing.assert_allclose(value, expected, rtol=1e-9)
     np.testing.assert_allclose(np.asarray(dense).sum(), sum(terms), rtol=1e-9)
-
-
-def test_batch_hard_gives_the_triplet_loss_of_farthest_and_nearest():
-    x = np.random.default_rng(9).normal(size=(8, 3))
-    labels = np.arange(8) % 3
-    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
-    d = np.linalg.norm(unit[:, None] - unit[None], axis=-1)
-    alike = labels[:, None] == labels[None]
-    farthest = np.where(alike, d, -1).max(axis=1)
-    nearest = np.where(alike, 9, d).min(axis=1)
-    with jax.enable_x64(True):
-        value = losses.triplet(
-            jnp.asarray(x), labels, margin=0.4, mine_fn=miners.batch_hard, reduce_fn=ops.mean
-        )
-    expected = np.mean(np.maximum(0, farthest - nearest + 0.4))
-    np.testing.assert_allclose(value, expected, rtol=1e-9)
 
 
 def test_pairs_with_references_are_mined():

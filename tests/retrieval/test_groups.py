@@ -31,13 +31,3 @@ def test_ranks_with_groups_are_those_of_a_loop(split, name, sorted_from, monkeyp
     )
     blocks = retrieval.ranks(x, y, groups=groups, similarity_fn=getattr(retrieval, name), **gallery)
     assert ranks_by_query(blocks) == expected and len(expected) > 50
-
-
-@pytest.mark.parametrize("split", [False, True])
-def test_without_groups_they_are_the_ordinary_ranks(split):
-    rng = np.random.default_rng(2)
-    x, y = rng.standard_normal((80, 5), dtype=np.float32), rng.integers(0, 9, 80)
-    gallery = {"gallery": x[30:], "gallery_labels": y[30:]} if split else {}
-    groups = {"gallery_groups": np.full(50, -1)} if split else {}
-    ranks = ranks_by_query(retrieval.ranks(x, y, groups=np.full(80, -1), **gallery, **groups))
-    assert ranks == ranks_by_query(retrieval.ranks(x, y, **gallery))

@@ -45,19 +45,6 @@ def test_ranks_with_ties_are_those_of_the_loop(n, classes, top, seed, split):
     assert all_ranks(x, y, gallery=g, gallery_labels=z) == expected
 
 
-@pytest.mark.parametrize("sorted_from", [1, 10**6])
-@pytest.mark.parametrize("split", [False, True])
-def test_counting_and_sorting_agree(monkeypatch, sorted_from, split):
-    rng = np.random.default_rng(3)
-    x, y = lattice(rng, 500, d=4), np.sort(rng.integers(0, 12, 500)) ** 2 % 7
-    gallery = {"gallery": x[::-1], "gallery_labels": y[::-1]} if split else {}
-    monkeypatch.setattr(ranking, "_SORTED_FROM", sorted_from)
-    monkeypatch.setattr(tiles, "STRIP_SIZE", 20_000)  # several strips
-    g, z = (x[::-1], y[::-1]) if split else (x, y)
-    expected = naive_ranks(all_similarities(x, g), y, z, within=not split)
-    assert all_ranks(x, y, **gallery, tile=128) == expected
-
-
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_mirrored_products_change_nothing(monkeypatch, symmetric):
     rng = np.random.default_rng(4)
@@ -184,9 +171,3 @@ def test_shares_of_the_queries_are_together_all_of_them(
         assert {query: row for part in together for query, row in part.items()} == expected
     with pytest.raises(ValueError, match=r"share=\(2, 2\) must be"):
         ranks((2, 2))
-
-
-def test_more_shares_than_queries():
-    x, y = np.array([[0.0], [1.0], [5.0]]), np.array([0, 0, 1])
-    blocks = [list(retrieval.ranks(x, y, share=(i, 300))) for i in range(300)]
-    assert sorted(q for part in blocks for b in part for q in b.queries.tolist()) == [0, 1]
