@@ -1,5 +1,6 @@
 """Pair losses against a memory of earlier batches."""
 
+import inspect
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -60,6 +61,12 @@ def cross_batch_memory(loss_fn: Callable, *, size: int) -> CrossBatchMemory:
     if size < 1:
         raise ValueError(f"size is the number of rows to remember, not {size}")
     check_function("loss_fn", loss_fn, "losses.contrastive")
+    parameters = inspect.signature(loss_fn).parameters
+    if not any(p.name == "references" or p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        raise ValueError(
+            f"a memory holds references, and {getattr(loss_fn, '__name__', 'this loss')} takes "
+            "none: take a pair loss, such as losses.contrastive"
+        )
 
     def init(d: int, *, dtype=jnp.float32) -> Memory:
         return Memory(
