@@ -23,7 +23,7 @@ def test_a_weighted_sum_has_the_weighted_value_and_gradient(unchecked):
     np.testing.assert_allclose([values["a"], values["b"]], [a, b], rtol=1e-6)
     np.testing.assert_allclose(total, 0.5 * a + 2 * b, rtol=1e-6)
     np.testing.assert_allclose(slope, 0.5 * slope_a + 2 * slope_b, rtol=1e-4, atol=1e-6)
-    with pytest.raises(TypeError, match="`losses` must be .*, got {}"):
+    with pytest.raises(TypeError, match=r"`losses` must be .*, got \{\}"):
         losses.weighted_sum({})
 
 
