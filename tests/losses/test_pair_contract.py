@@ -92,7 +92,7 @@ def test_without_a_reduction_the_loss_is_an_array_of_entries(name):
         close(jnp.sum(entries), total)
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", ["contrastive", "triplet"])
 def test_labels_that_jax_cannot_hold_are_refused(name, unchecked):
     x, labels, _ = inputs()
     with pytest.raises(ValueError, match=r"^labels reach 12884901888, which int32 cannot hold"):
