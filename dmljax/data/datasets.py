@@ -60,7 +60,60 @@ PUBLISHED = {
     "glyphs": Published(164, 2_624, 163, 2_608),
 }
 
+
+class _Layout(NamedTuple):
+    """The files that a data set needs, who publishes them, and the usual names of their folder."""
+
+    files: tuple[str, ...]
+    origin: str
+    inside: tuple[str, ...]
+
+
+_LAYOUTS = {
+    "cub200": _Layout(
+        ("images.txt", "image_class_labels.txt", "images"),
+        "CUB_200_2011.tgz of the Caltech-UCSD Birds page",
+        ("CUB_200_2011",),
+    ),
+    "cars196": _Layout(
+        ("cars_annos.mat", "car_ims"),
+        "car_ims.tgz and cars_annos.mat of the Stanford Cars page",
+        ("cars196", "stanford_cars"),
+    ),
+    "sop": _Layout(
+        ("Ebay_train.txt", "Ebay_test.txt"),
+        "Stanford_Online_Products.zip",
+        ("Stanford_Online_Products",),
+    ),
+    "inshop": _Layout(
+        ("Eval/list_eval_partition.txt", "Img"),
+        "the In-shop Clothes Retrieval Benchmark of DeepFashion (Eval/ and Img/)",
+        ("In_shop", "In-shop Clothes Retrieval Benchmark"),
+    ),
+    "tiny_imagenet": _Layout(
+        ("wnids.txt", "train", "val/val_annotations.txt"),
+        "tiny-imagenet-200.zip",
+        ("tiny-imagenet-200",),
+    ),
+    # Distributions differ in the character before "idx" and in the suffix.
+    "mnist": _Layout(
+        (
+            "train-images?idx3-ubyte*",
+            "train-labels?idx1-ubyte*",
+            "t10k-images?idx3-ubyte*",
+            "t10k-labels?idx1-ubyte*",
+        ),
+        "the four idx files of MNIST",
+        ("MNIST/raw", "mnist"),
+    ),
+}
+
 _Path = str | os.PathLike | None
+
+
+def _home(name: str, root: _Path) -> pathlib.Path:
+    """Finds the folder with the files of a published data set."""
+    return image_folders.find_folder(root, dataset=name, **_LAYOUTS[name]._asdict())
 
 
 def cub200(
@@ -85,36 +138,21 @@ def cub200(
         titles = [name.decode() for name in values["label_name"]]
         names = [f"{i:03d}.{title}" for i, title in zip(ids, titles, strict=True)]
     else:
-        if root is not None and (pathlib.Path(root) / "annotations-mat").is_dir():
-            raise ValueError(
-                f"cub200: {root} is the edition of 2010 (6,033 images); the papers use "
-                "the edition of 2011: set root= to CUB_200_2011"
-            )
-        home = image_folders.find_folder(
-            root,
-            ["images.txt", "image_class_labels.txt", "images"],
-            dataset="cub200",
-            origin="CUB_200_2011.tgz of the Caltech-UCSD Birds page",
-            inside=["CUB_200_2011"],
-        )
+        home = _home("cub200", root)
         files = dict(_columns(home / "images.txt", 2))
-        classes = dict(_columns(home / "image_class_labels.txt", 2))
-        if files.keys() != classes.keys():
-            raise ValueError(
-                f"{home}: images.txt and image_class_labels.txt do not list the same images"
-            )
+        lists = {"image_class_labels.txt": 2} | ({"bounding_boxes.txt": 5} if crop else {})
+        rows = {}
+        for list_, count in lists.items():
+            rows[list_] = {row[0]: row[1:] for row in _columns(home / list_, count)}
+            if files.keys() != rows[list_].keys():
+                raise ValueError(f"{home}: images.txt and {list_} do not list the same images")
         images = [str(home / "images" / file) for file in files.values()]
-        ids = np.array([int(classes[image]) for image in files])
+        ids = np.array([int(rows["image_class_labels.txt"][image][0]) for image in files])
         names = [file.split("/")[0] for file in files.values()]
-        _check_first(images, "cub200")
         if crop:
-            box_of = {row[0]: row[1:5] for row in _columns(home / "bounding_boxes.txt", 5)}
-            if files.keys() - box_of.keys():
-                raise ValueError(f"{home}: bounding_boxes.txt does not list every image")
-            rows = np.array([box_of[image] for image in files], float)  # left, top, width, height
-            boxes = _within_images(
-                np.concatenate([rows[:, :2], rows[:, :2] + rows[:, 2:]], 1), images
-            )
+            sides = np.array([rows["bounding_boxes.txt"][image][:4] for image in files], float)
+            corners = sides[:, :2], sides[:, :2] + sides[:, 2:]  # of left, top, width, height
+            boxes = _within_images(np.concatenate(corners, axis=1), images)
     return _checked("cub200", _by_class_id(images, ids, names, boxes=boxes, train_classes=100))
 
 
@@ -126,7 +164,6 @@ def cars196(
     Reads `cars_annos.mat` with `car_ims/`, or one folder per class in alphabetic order. `crop=True`
     cuts every image to its published box, which only the annotations have.
     """
-    inside = ["cars196", "stanford_cars", "images"]
     images: Records
     boxes = None
     if _is_tfds(source):
@@ -135,14 +172,14 @@ def cars196(
             "cars196", split="train+test", data_dir=data_dir, columns=("label",)
         )
         ids, titles = np.array(values["label"]) + 1, features["label"].names
-    elif root is not None and (class_folders := _class_folders(root, inside)):
+    elif root is not None and (class_folders := _class_folders(root)):
         _refuse_crop(crop, "cars_annos.mat")
         paths = [image_folders.image_paths(class_folder) for class_folder in class_folders]
         titles = [class_folder.name for class_folder in class_folders]
         images = [path for class_paths in paths for path in class_paths]
         ids = np.repeat(np.arange(len(paths)) + 1, [len(class_paths) for class_paths in paths])
     else:
-        images, ids, titles, boxes = _cars_annotations(root, inside[:2])
+        images, ids, titles, boxes = _cars_annotations(_home("cars196", root))
         boxes = _within_images(boxes, images) if crop else None
     names = [f"{i:03d} {titles[i - 1]}" for i in ids]
     return _checked("cars196", _by_class_id(images, ids, names, boxes=boxes, train_classes=98))
@@ -172,18 +209,11 @@ def _within_images(boxes: np.ndarray, images: Sequence[str]) -> np.ndarray:
 
 
 def _cars_annotations(
-    root: _Path, inside: Sequence[str]
+    home: pathlib.Path,
 ) -> tuple[list[str], np.ndarray, Sequence[str], np.ndarray]:
     """Reads the original annotations: images, class ids from 1, class names, boxes."""
     from scipy import io as scipy_io
 
-    home = image_folders.find_folder(
-        root,
-        ["cars_annos.mat", "car_ims"],
-        dataset="cars196",
-        origin="car_ims.tgz and cars_annos.mat of the Stanford Cars page",
-        inside=inside,
-    )
     try:
         content = scipy_io.loadmat(home / "cars_annos.mat", squeeze_me=True)
         rows, titles = np.atleast_1d(content["annotations"]), content["class_names"]
@@ -194,7 +224,6 @@ def _cars_annotations(
         last = np.stack([rows["bbox_x2"], rows["bbox_y2"]], axis=1).astype(np.int64)
     except (ValueError, KeyError, TypeError, NotImplementedError) as error:
         raise ValueError(f"{home}/cars_annos.mat cannot be read: {error}") from error
-    _check_first(images, "cars196")
     return images, ids, titles, np.concatenate([first, last], axis=1)
 
 
@@ -219,18 +248,11 @@ def sop(
             ids = np.array(values["class_id"]) + 1
             categories = np.array(values["super_class_id"]) + 1
         else:
-            home = image_folders.find_folder(
-                root,
-                ["Ebay_train.txt", "Ebay_test.txt"],
-                dataset="sop",
-                origin="Stanford_Online_Products.zip",
-                inside=["Stanford_Online_Products"],
-            )
+            home = _home("sop", root)
             rows = _columns(home / f"Ebay_{name}.txt", 4, header=1)
             images = [str(home / row[3]) for row in rows]
             ids = np.array([int(row[1]) for row in rows])
             categories = np.array([int(row[2]) for row in rows])
-            _check_first(images, "sop")
         labels, names = encode(ids)
         splits.append(Split(images, labels, names, superlabels=categories - 1))
     checked = _checked("sop", Splits(*splits))
@@ -253,14 +275,7 @@ def inshop(*, root: _Path = None, corpus: str | None = None) -> Splits:
     `img` and `img_highres` are different versions of the images. `corpus` names one of them; by
     default it is `img` if that exists. The choice is logged.
     """
-    listing = "Eval/list_eval_partition.txt"
-    home = image_folders.find_folder(
-        root,
-        [listing, "Img"],
-        dataset="inshop",
-        origin="the In-shop Clothes Retrieval Benchmark of DeepFashion (Eval/ and Img/)",
-        inside=["In_shop", "In-shop Clothes Retrieval Benchmark"],
-    )
+    home = _home("inshop", root)
     available = [name for name in ("img", "img_highres") if (home / "Img" / name).is_dir()]
     if corpus not in (None, *available) or not available:
         missing = f"Img/{corpus or 'img'}"
@@ -268,23 +283,14 @@ def inshop(*, root: _Path = None, corpus: str | None = None) -> Splits:
         raise FileNotFoundError(text)
     corpus = corpus or available[0]
     logging.info("inshop: images of Img/%s (available: %s)", corpus, ", ".join(available))
-    rows = _columns(home / listing, 3, header=2)
-    if unknown := {row[2] for row in rows} - {"train", "query", "gallery"}:
-        raise ValueError(
-            f"{home / listing}: status {sorted(unknown)[0]!r} is none of train, query, gallery"
-        )
+    rows = _columns(home / "Eval" / "list_eval_partition.txt", 3, header=2)
     images = [str(home / "Img" / corpus / row[0].split("/", 1)[1]) for row in rows]
+    # Item ids are padded with zeros, so sorting the strings sorts the numbers.
+    labels, names = encode(row[1] for row in rows)
     status = np.array([row[2] for row in rows])
-
-    def split_at(where: np.ndarray, **marks: np.ndarray) -> Split:
-        # Item ids are padded with zeros, so sorting the strings sorts the numbers.
-        labels, names = encode(rows[i][1] for i in np.flatnonzero(where))
-        marks = {name: mark[where] for name, mark in marks.items()}
-        return Split([images[i] for i in np.flatnonzero(where)], labels, names, **marks)
-
-    train = split_at(status == "train")
-    test = split_at(status != "train", query=status == "query", gallery=status == "gallery")
-    _check_first(train.records or test.records, "inshop")
+    marks = {"query": status == "query", "gallery": status == "gallery"}
+    train = subset(Split(images, labels, names), status == "train")
+    test = subset(Split(images, labels, names, **marks), status != "train")
     return _checked("inshop", Splits(train, test))
 
 
@@ -293,19 +299,12 @@ def tiny_imagenet(*, root: _Path = None) -> Splits:
 
     Labels follow the order of `wnids.txt`.
     """
-    home = image_folders.find_folder(
-        root,
-        ["wnids.txt", "train", "val/val_annotations.txt"],
-        dataset="tiny_imagenet",
-        origin="tiny-imagenet-200.zip",
-        inside=["tiny-imagenet-200"],
-    )
+    home = _home("tiny_imagenet", root)
     wnids = (home / "wnids.txt").read_text().split()
-    class_folders = [(wnid, home / "train" / wnid) for wnid in wnids]
     train = [
         (path, wnid)
-        for wnid, class_folder in class_folders
-        if class_folder.is_dir()
+        for wnid in wnids
+        if (class_folder := home / "train" / wnid).is_dir()
         for path in image_folders.image_paths(class_folder)
     ]
     rows = _columns(home / "val" / "val_annotations.txt", 2)
@@ -314,7 +313,6 @@ def tiny_imagenet(*, root: _Path = None) -> Splits:
     for labeled_images in (train, test):
         labels, names = encode([wnid for _, wnid in labeled_images], names=wnids)
         splits.append(Split([path for path, _ in labeled_images], labels, names))
-        _check_first(splits[-1].records, "tiny_imagenet")
     return _checked("tiny_imagenet", Splits(*splits))
 
 
@@ -338,8 +336,11 @@ def mnist(
             images = np.stack([np.asarray(image.convert("L")) for image in decoded])
             labels = np.array(values["label"])
         else:
-            images = _mnist_file(root, f"{prefix}-images-idx3")
-            labels = _mnist_file(root, f"{prefix}-labels-idx1")
+            home = _home("mnist", root)
+            images, labels = (
+                _idx(min(home.glob(f"{prefix}-{kind}-ubyte*")))
+                for kind in ("images?idx3", "labels?idx1")
+            )
             if len(images) != len(labels) or images.ndim != 3 or labels.ndim != 1:
                 raise ValueError(f"mnist: {images.shape} images do not fit {labels.shape} labels")
         padded = np.pad(images, ((0, 0), (2, 2), (2, 2)))[..., None]
@@ -402,10 +403,10 @@ def _columns(path: pathlib.Path, count: int, header: int = 0) -> list[list[str]]
     return rows
 
 
-def _class_folders(root: str | os.PathLike, inside: Sequence[str]) -> list[pathlib.Path]:
-    """Class folders in `root` or its subfolders `inside`; none if the annotations exist."""
+def _class_folders(root: str | os.PathLike) -> list[pathlib.Path]:
+    """Lists the class folders of Cars196; none if the annotations exist."""
     root = pathlib.Path(root).expanduser()
-    for parent in (root, *(root / name for name in inside)):
+    for parent in (root, *(root / name for name in (*_LAYOUTS["cars196"].inside, "images"))):
         if (parent / "cars_annos.mat").exists():
             return []
         if parent.is_dir():
@@ -415,14 +416,14 @@ def _class_folders(root: str | os.PathLike, inside: Sequence[str]) -> list[pathl
     return []
 
 
-def _check_first(paths: Records, dataset: str) -> None:
-    """Finds a wrong root at once by looking for one image; the doctor reads all of them."""
-    if len(paths) and not os.path.exists(paths[0]):
-        raise FileNotFoundError(f"{dataset}: {paths[0]} is listed but missing: unpack the images")
-
-
 def _checked(name: str, splits: Splits) -> Splits:
-    """Returns the splits, after a warning if their counts are not the published ones."""
+    """Returns the splits; warns if their counts are not the published ones.
+
+    Finds a wrong root at once by looking for one image; the doctor reads all of them.
+    """
+    for split in splits:
+        if len(split) and isinstance(path := split.records[0], str) and not os.path.exists(path):
+            raise FileNotFoundError(f"{name}: {path} is listed but missing: unpack the images")
     counts = Published(*(n for split in splits for n in (len(split.names), len(split))))
     if counts != PUBLISHED[name]:
         logging.warning(
@@ -434,33 +435,14 @@ def _checked(name: str, splits: Splits) -> Splits:
     return splits
 
 
-def _mnist_file(root: _Path, stem: str) -> np.ndarray:
-    """Reads an idx file, whose name and folder differ between distributions."""
-    home = pathlib.Path(root or ".").expanduser()
-    for name in (f"{stem}-ubyte", f"{stem}-ubyte.gz", f"{stem.replace('-idx', '.idx')}-ubyte"):
-        for folder_ in (home, home / "MNIST" / "raw", home / "mnist"):
-            if (folder_ / name).is_file():
-                return _idx(folder_ / name)
-    # Always raises: the file with this name cannot exist.
-    names, origin = [f"{stem}-ubyte[.gz]"], "the four idx files of MNIST"
-    image_folders.find_folder(root, names, dataset="mnist", origin=origin)
-    raise AssertionError
-
-
 def _idx(path: pathlib.Path) -> np.ndarray:
     """Reads the `uint8` array in an idx file, gzipped or not."""
     data = path.read_bytes()
-    if data[:2] == b"\x1f\x8b":
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError) as error:
-            raise ValueError(f"{path} is a damaged gzip file: {error}") from error
-    if len(data) < 4 or data[:3] != b"\0\0\x08":
-        raise ValueError(f"{path} is not an idx file of bytes: it starts with {data[:4]!r}")
-    rank = data[3]
-    header = 4 + 4 * rank
-    shape = tuple(np.frombuffer(data, ">u4", rank, 4).tolist()) if len(data) >= header else ()
-    expected = header + int(np.prod(shape, dtype=np.int64))
-    if not shape or len(data) != expected:
-        raise ValueError(f"{path} has {len(data)} bytes, but its header announces {expected}")
-    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
+    try:
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
+        if data[:3] != b"\0\0\x08":
+            raise ValueError(f"it starts with {data[:4]!r}")
+        shape = np.frombuffer(data, ">u4", data[3], 4).tolist()
+        return np.frombuffer(data, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
+    except (OSError, EOFError, ValueError, IndexError) as error:
+        raise ValueError(f"{path} is not an idx file of bytes: {error}") from error

@@ -101,20 +101,6 @@ def _pillow(
         raise UnreadableImage(str(error).split(" <_io")[0]) from error
 
 
-def mode(data: bytes) -> str:
-    """Returns Pillow's name of the pixel format: L, RGB, RGBA, CMYK, P, ...
-
-    It is "" for an image that is too large for Pillow, which simplejpeg may still read.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about large images, as in `_pillow`
-            with Image.open(io.BytesIO(data)) as picture:
-                return picture.mode
-    except Image.DecompressionBombError:
-        return ""
-
-
 def read(
     record: str | os.PathLike | bytes | np.ndarray, *, least_side: int | None = None
 ) -> np.ndarray:

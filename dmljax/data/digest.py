@@ -57,34 +57,6 @@ def digest_of_images(split: Split) -> str:
     return total.hexdigest()
 
 
-def digest_of_source(splits: Splits) -> str:
-    """Computes the SHA-256 of labels, names and marks, for an interrupted `prepare`.
-
-    It shows whether the source has changed since an earlier run, whose shards must not be mixed in.
-    """
-    total = hashlib.sha256()
-    for split in splits:
-        total.update(split.labels.tobytes())
-        total.update("\0".join(split.names).encode("utf-8", "surrogateescape"))
-        for field in MARKS:
-            if (rows := getattr(split, field)) is not None:
-                total.update(field.encode() + np.ascontiguousarray(rows).tobytes())
-        if isinstance(split.records, list | tuple):
-            total.update("\0".join(map(str, split.records)).encode("utf-8", "surrogateescape"))
-    return total.hexdigest()
-
-
-def image_keys(split: Split) -> np.ndarray | None:
-    """Computes a 64-bit hash of path, size, mtime and box of every image; None without files."""
-    paths = _paths(split.records)
-    if not paths:
-        return None
-    boxes = [()] * len(paths) if split.boxes is None else split.boxes.tolist()
-    texts = (f"{p} {_size_and_time(p)} {box}" for p, box in zip(paths, boxes, strict=True))
-    digests = (hashlib.sha256(text.encode()).digest() for text in texts)
-    return np.array([int.from_bytes(digest[:8], "little") for digest in digests], np.uint64)
-
-
 def _size_and_time(path: str) -> tuple[int, int] | None:
     try:
         status = os.stat(path)

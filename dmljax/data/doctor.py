@@ -2,13 +2,11 @@
 
 import collections
 import concurrent.futures
-import decimal
 import functools
 import hashlib
 import os
 import pathlib
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -23,8 +21,6 @@ from dmljax.files.progress import Progress
 from dmljax.files.writing import sha256
 from dmljax.hints import counted
 
-_CUB_2010_IMAGES = 6_033
-_INSHOP_ROLES = (14_218, 12_612)
 _SHARED_CLASSES = ("tiny_imagenet", "mnist")  # by design, train and test have the same classes
 _EXAMPLES = 5  # names per finding
 
@@ -36,16 +32,6 @@ class Finding(NamedTuple):
     text: str
 
 
-class _Image(NamedTuple):
-    """What the doctor knows about an image after reading it."""
-
-    digest: bytes = b""
-    height: int = 0
-    width: int = 0
-    mode: str = ""
-    error: str = ""
-
-
 def examine(splits: Splits, *, dataset: str = "", threads: int | None = None) -> Iterator[Finding]:
     """Yields the findings about a data set, quick ones first.
 
@@ -54,27 +40,23 @@ def examine(splits: Splits, *, dataset: str = "", threads: int | None = None) ->
     by_name = splits._asdict()
     for name, split in by_name.items():
         yield _count(name, split, dataset)
-    yield from _protocol(splits, dataset)
-    yield from _names(splits)
-    yield _shared_classes(splits, dataset)
+    if len(splits.test) and (reason := splits.test.missing_positives()):
+        yield Finding("WRONG", f"there is nothing to score in the test split: {reason}")
+    shared = sorted(set(splits.train.names) & set(splits.test.names))
+    text = f"{len(shared)} classes are in train and test"
+    if dataset in _SHARED_CLASSES:
+        yield Finding("ok", f"{text}, as intended in this data set")
+    else:
+        yield _verdict(shared, text, "no class is in train and test")
     for name, split in by_name.items():
         if len(split):
             yield from _classes(name, split)
-    start = time.perf_counter()
-    images = {name: _read(name, split, threads) for name, split in by_name.items()}
-    seconds = time.perf_counter() - start
-    errors = [
-        f"{record_name(split.records, i)}: {image.error}"
-        for name, split in by_name.items()
-        for i, image in enumerate(images[name])
-        if image.error
-    ]
+    hashes, errors = {}, []
+    for name, split in by_name.items():
+        hashes[name] = _hashes(name, split, threads, errors)
     problem = f"{counted(len(errors), 'image')} cannot be read"
     yield _verdict(errors, problem, "every image can be read")
-    yield from _duplicates(splits, images)
-    readable = [image for split in images.values() for image in split if not image.error]
-    if readable:
-        yield from _formats(readable, dataset, seconds)
+    yield from _duplicates(splits, hashes)
 
 
 def examine_shards(root: str | os.PathLike) -> Iterator[Finding]:
@@ -101,53 +83,6 @@ def _count(name: str, split: Split, dataset: str) -> Finding:
     return Finding("WRONG", f"{text}; published are {images:,} images of {classes:,} classes")
 
 
-def _protocol(splits: Splits, dataset: str) -> Iterator[Finding]:
-    """Yields whether queries find anything, and what counts reveal about the edition."""
-    if len(splits.test) and (reason := splits.test.missing_positives()):
-        yield Finding("WRONG", f"there is nothing to score in the test split: {reason}")
-    if dataset == "cub200" and sum(map(len, splits)) == _CUB_2010_IMAGES:
-        text = "6,033 images are CUB-200 of 2010; the papers use the 11,788 images of 2011"
-        yield Finding("WRONG", text)
-    query, gallery = splits.test.query, splits.test.gallery
-    if dataset == "inshop" and query is not None and gallery is not None:
-        counts = int(query.sum()), int(gallery.sum())
-        text = "query {:,}, gallery {:,}; published are {:,} and {:,}"
-        level = "ok" if counts == _INSHOP_ROLES else "WRONG"
-        yield Finding(level, text.format(*counts, *_INSHOP_ROLES))
-
-
-def _names(splits: Splits) -> Iterator[Finding]:
-    alike = collections.defaultdict(list)
-    for name in sorted({*splits.train.names, *splits.test.names}):
-        alike[_plain(name)].append(name)
-    if similar := [" = ".join(map(repr, names)) for names in alike.values() if len(names) > 1]:
-        text = f"names of classes that differ only in case, blanks or zeros: {_examples(similar)}"
-        yield Finding("note", f"{text}. If they mean one class, give its images one label")
-    for name, split in splits._asdict().items():
-        numbers = [x for x in map(_plain, split.names) if isinstance(x, decimal.Decimal)]
-        if len(numbers) == len(split.names) and numbers != sorted(numbers):
-            text = f"{name}: classes are numbers in the order of text: {_examples(split.names)}"
-            yield Finding("note", f"{text}. Labels without '.0' have the order of numbers")
-
-
-def _plain(name: str) -> str | decimal.Decimal:
-    """Returns the name without case and blanks, or its value if it is a number."""
-    text = " ".join(name.casefold().split())
-    try:
-        number = decimal.Decimal(text)
-    except decimal.InvalidOperation:
-        return text
-    return number if number.is_finite() else text
-
-
-def _shared_classes(splits: Splits, dataset: str) -> Finding:
-    shared = sorted(set(splits.train.names) & set(splits.test.names))
-    text = f"{len(shared)} classes are in train and test"
-    if dataset in _SHARED_CLASSES:
-        return Finding("ok", f"{text}, as intended in this data set")
-    return _verdict(shared, text, "no class is in train and test")
-
-
 def _classes(name: str, split: Split) -> Iterator[Finding]:
     counts = np.bincount(split.labels, minlength=len(split.names))
     text = f"{name}: labels run from {split.labels.min()} to {split.labels.max()}"
@@ -160,43 +95,44 @@ def _classes(name: str, split: Split) -> Iterator[Finding]:
     yield Finding("note", f"{name}: the smallest classes are {text}")
 
 
-def _read(name: str, split: Split, threads: int | None) -> list[_Image]:
-    """Reads every image of a split."""
-    images, read = [], functools.partial(_read_image, Reader(split))
+def _hashes(name: str, split: Split, threads: int | None, errors: list[str]) -> list[bytes]:
+    """Reads every image and hashes its bytes; appends errors, whose hash is empty."""
+    hashes = []
+    read_fn = functools.partial(_read, Reader(split))
     with (
         concurrent.futures.ThreadPoolExecutor(threads or machine.core_count()) as pool,
         Progress(name, len(split), stream=sys.stderr) as progress,
     ):
-        for image in pool.map(read, range(len(split))):
-            images.append(image)
+        for i, (digest, error) in enumerate(pool.map(read_fn, range(len(split)))):
+            hashes.append(digest)
+            if error:
+                errors.append(f"{record_name(split.records, i)}: {error}")
             progress.advance()
-    return images
+    return hashes
 
 
-def _read_image(reader: Reader, i: int) -> _Image:
+def _read(reader: Reader, i: int) -> tuple[bytes, str]:
+    """Reads an image once: hashes its bytes, then decodes them as the pipeline does."""
     try:
         record = reader.split.records[i]
         if isinstance(record, np.ndarray):
             data = np.ascontiguousarray(record).tobytes()
-            height, width, channels = record.shape
-            mode = "L" if channels == 1 else "RGB"
         else:
-            # Read the file once: hash its bytes, then decode them as the pipeline does.
             data = record if isinstance(record, bytes) else pathlib.Path(record).read_bytes()
-            height, width, _ = reader(i, data).shape
-            mode = decode.mode(data)
-    except (ValueError, OSError) as error:
-        reason = getattr(error, "strerror", None) or str(error).split(" cannot be read: ")[-1]
-        return _Image(error=reason.split(". Replace it")[0])
-    return _Image(hashlib.blake2b(data, digest_size=16).digest(), height, width, mode)
+            reader(i, data)
+    except decode.UnreadableImage as error:
+        return b"", str(error.__cause__)
+    except OSError as error:
+        return b"", error.strerror or str(error)
+    return hashlib.blake2b(data, digest_size=16).digest(), ""
 
 
-def _duplicates(splits: Splits, images: dict[str, list[_Image]]) -> Iterator[Finding]:
+def _duplicates(splits: Splits, hashes: dict[str, list[bytes]]) -> Iterator[Finding]:
     rows_of: dict[bytes, dict[str, list[int]]] = collections.defaultdict(dict)
-    for name, split_images in images.items():
-        for i, image in enumerate(split_images):
-            if image.digest:
-                rows_of[image.digest].setdefault(name, []).append(i)
+    for name, split_hashes in hashes.items():
+        for i, digest in enumerate(split_hashes):
+            if digest:
+                rows_of[digest].setdefault(name, []).append(i)
 
     def title(name: str, row: int) -> str:
         return record_name(getattr(splits, name).records, row)
@@ -206,9 +142,10 @@ def _duplicates(splits: Splits, images: dict[str, list[_Image]]) -> Iterator[Fin
         for by_split in rows_of.values()
         if len(by_split) > 1
     ]
-    problem = f"{len(leaks)} images are in train and test"
-    yield _verdict(leaks, problem, "no file is in train and test")
-    for name in images:
+    yield _verdict(
+        leaks, f"{len(leaks)} images are in train and test", "no file is in train and test"
+    )
+    for name in hashes:
         split = getattr(splits, name)
         repeated = [x[name] for x in rows_of.values() if len(x.get(name, ())) > 1]
         # With boxes, several records of a split may share a file.
@@ -217,22 +154,6 @@ def _duplicates(splits: Splits, images: dict[str, list[_Image]]) -> Iterator[Fin
             text = f"{name}: {len(repeated)} files occur more than once"
             text += f", {clashes} of them in different classes" if clashes else ""
             yield Finding("note", f"{text}: {_examples([title(name, x[1]) for x in repeated])}")
-
-
-def _formats(images: list[_Image], dataset: str, seconds: float) -> Iterator[Finding]:
-    height, width = (np.mean([getattr(x, side) for x in images]) for side in ("height", "width"))
-    rate = len(images) / max(seconds, 1e-9)
-    yield Finding("note", f"mean size {width:.0f}x{height:.0f}, {rate:,.0f} images/s decoded")
-    gray = sum(image.mode.startswith(("L", "I", "1")) for image in images)
-    alpha = sum(image.mode.endswith(("A", "a")) for image in images)
-    yield Finding("note", f"grayscale {gray:,}, with alpha {alpha:,} (both are converted to RGB)")
-    # In-Shop's img is 256x256; img_highres is about 750x1101 and gives other scores.
-    if dataset == "inshop" and max(height, width) > 300:
-        yield Finding(
-            "WRONG",
-            f"the images are Img/img_highres ({width:.0f}x{height:.0f}); published numbers use "
-            "Img/img (256x256)",
-        )
 
 
 def _verdict(

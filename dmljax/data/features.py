@@ -3,8 +3,7 @@
 The cache of an array of features is a folder of parts (`files.parts`). A part has `.npy` files of
 consecutive rows; their names are the first rows. A row of NaN is an image that cannot be read. The
 name of the folder is a digest of the net with its weights, the preprocessing, and the paths, sizes
-and times of the image files, so that no feature is used for what it does not belong to. Beside the
-parts lie the keys of the single images: an image that another folder has is not computed again.
+and times of the image files, so that no feature is used for what it does not belong to.
 """
 
 import dataclasses
@@ -19,12 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dmljax.data.decode import UnreadableImage
-from dmljax.data.digest import digest_of_images, image_keys
+from dmljax.data.digest import digest_of_images
 from dmljax.data.splits import Split, record_name, repeated
 from dmljax.data.transforms.operations import Operation
 from dmljax.data.transforms.transform import Transform
 from dmljax.files import reading
-from dmljax.files.writing import write_array
 
 _FORMAT = 1
 # Arguments of a net that change nothing in inference.
@@ -114,27 +112,6 @@ class Entry(NamedTuple):
     folder: pathlib.Path
     images: Split
     transform_fn: Transform
-    # Of this name are the keys of the images in all folders that have the same net and transform;
-    # None for augmented features, which belong to a place in the split.
-    keys_name: str | None
-
-    def computed_elsewhere(self) -> dict[int, tuple[Rows, int]]:
-        """Finds rows whose features another entry has: its array, and the row there.
-
-        Also writes the keys of these images, by which other entries find their features.
-        """
-        keys = None if self.keys_name is None else image_keys(self.images)
-        if self.keys_name is None or keys is None:
-            return {}
-        if not (self.folder / self.keys_name).exists():
-            write_array(self.folder / self.keys_name, keys)
-        others: dict[int, tuple[Rows, int]] = {}
-        for path in self.folder.parent.glob(f"*/{self.keys_name}"):
-            if path.parent != self.folder and Entry(path.parent, *self[1:]).is_complete:
-                rows, stored = Rows(path.parent), np.load(path, allow_pickle=False)
-                common = np.flatnonzero(np.isin(stored, keys)).tolist()
-                others |= {int(stored[i]): (rows, i) for i in common}
-        return {row: others[key] for row, key in enumerate(keys.tolist()) if key in others}
 
     @property
     def is_complete(self) -> bool:
@@ -205,10 +182,9 @@ class Cache:
 
     def _rows(self, images: Split, transform: Transform, *, times: int = 1) -> Rows:
         key = {"format": _FORMAT, **self._about, "transform": transform.to_json(), "times": times}
-        keys_name = f"{_digest(key)[:16]}.npy" if times == 1 else None
         key["images"] = digest_of_images(images)
         images = images if times == 1 else repeated(images, times)
-        entry = Entry(self._folder / _digest(key)[:32], images, transform, keys_name)
+        entry = Entry(self._folder / _digest(key)[:32], images, transform)
         self.entries.append(entry)
         return Rows(entry.folder)
 

@@ -17,7 +17,7 @@ import numpy as np
 from dmljax.data.decode import file_bytes, to_pil
 from dmljax.data.records import Reader
 from dmljax.data.splits import Split
-from dmljax.files import image_formats, reading
+from dmljax.files import image_formats
 from dmljax.files import writing as files
 
 _MARKER = ".dmljax.json"  # describes the content; hidden files are not read as images
@@ -33,7 +33,14 @@ def write(split: Split, folder: str | os.PathLike, *, about: dict[str, Any]) -> 
     """
     folder = pathlib.Path(folder)
     counts = {"count": len(split), "labels": hashlib.sha256(split.labels.tobytes()).hexdigest()}
-    _claim(folder, json.loads(json.dumps(about | counts)))
+    text = json.dumps(about | counts, sort_keys=True)
+    marker = folder / _MARKER
+    if folder.exists() and any(folder.iterdir()):
+        if not marker.exists() or marker.read_text(errors="replace") != text:
+            raise ValueError(f"{folder} holds other files or images: choose another folder")
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        files.write_text(marker, text)
     reader, names = Reader(split), _folder_names(split.names)
     digits, written = len(str(max(len(split) - 1, 0))), 0
     existing = {path.with_suffix("").as_posix() for path in folder.glob("*/*")}
@@ -47,26 +54,6 @@ def write(split: Split, folder: str | os.PathLike, *, about: dict[str, Any]) -> 
             file.write(data)
         written += 1
     return written
-
-
-def _claim(folder: pathlib.Path, about: dict[str, Any]) -> None:
-    """Marks an empty folder, or one that was marked for the same split."""
-    marker = folder / _MARKER
-    try:
-        present = reading.json_value(marker.read_text())
-    except FileNotFoundError:
-        if folder.exists() and any(folder.iterdir()):
-            raise ValueError(
-                f"{folder} is not empty, and its images are not from this split: choose another "
-                "folder"
-            ) from None
-        folder.mkdir(parents=True, exist_ok=True)
-        files.write_json(marker, about)
-        return
-    except ValueError:
-        present = None
-    if present != about:
-        raise ValueError(f"{folder} holds the images of another split: choose another folder")
 
 
 def _folder_names(classes: tuple[str, ...]) -> list[str]:

@@ -3,7 +3,6 @@
 import collections
 import os
 import pathlib
-import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -26,29 +25,16 @@ def folder(*, root: str | os.PathLike, split: float | Sequence[str] | None = Non
     read: with `train/` but without `test/` it is refused.
     """
     folder = find_folder(root, [], dataset="folder", origin="your own images")
-    unread: list[str] = []
-    splits = _splits(folder, split, unread)
-    warn_of_unread(folder, unread)
-    return splits
-
-
-def _splits(folder: pathlib.Path, split: float | Sequence[str] | None, unread: list[str]) -> Splits:
-    """Reads the splits of a folder, and appends images in unsupported formats to `unread`."""
-    names = ("train", "test", "query", "gallery")
-    exists = {name: split is None and (folder / name).is_dir() for name in names}
-    if exists["query"] != exists["gallery"]:
-        raise ValueError(f"folder: {folder} has only one of query/ and gallery/, and needs both")
-    _check_validation(folder, split, has_test=exists["test"] or exists["query"])
-    _check_single(folder)
-    if exists["query"]:
-        query, gallery = (_labeled_paths(folder / name, unread) for name in ("query", "gallery"))
-        is_query = np.arange(len(query) + len(gallery)) < len(query)
-        test = _split(query + gallery, query=is_query, gallery=~is_query)
-        train = _labeled_paths(folder / "train", unread) if exists["train"] else []
-        return Splits(_split(train), test)
-    if exists["train"] and exists["test"]:
-        return Splits(*(_split(_labeled_paths(folder / x, unread)) for x in ("train", "test")))
-    return divide(_split(_labeled_paths(folder, unread)), train=0.5 if split is None else split)
+    names = _check_folders(folder, split)
+    if not names:
+        return divide(_split(_labeled_paths(folder)), train=0.5 if split is None else split)
+    labeled = {name: _labeled_paths(folder / name) for name in names}
+    train = _split(labeled.get("train", []))
+    if "query" not in names:
+        return Splits(train, _split(labeled["test"]))
+    rows = labeled["query"] + labeled["gallery"]
+    is_query = np.arange(len(rows)) < len(labeled["query"])
+    return Splits(train, _split(rows, query=is_query, gallery=~is_query))
 
 
 def read_folders(
@@ -56,43 +42,44 @@ def read_folders(
 ) -> list[pathlib.Path]:
     """Returns the folders whose subfolders `folder` reads as classes."""
     root = pathlib.Path(root).expanduser()
-    exists = {name for name in ("train", "test", "query", "gallery") if (root / name).is_dir()}
-    if split is None and (exists >= {"train", "test"} or exists >= {"query", "gallery"}):
-        return [root / name for name in sorted(exists)]
-    return [root]
+    return [root / name for name in _split_names(root, split)] or [root]
 
 
-def _check_validation(
-    folder: pathlib.Path, split: float | Sequence[str] | None, *, has_test: bool
-) -> None:
-    """Refuses `train/` with `val/` only, which would be two classes; warns if it is unused."""
-    if isinstance(split, Sequence) or not (folder / "train").is_dir():
-        return
-    for name in _VALIDATION:
-        if not (folder / name).is_dir():
+def _split_names(root: pathlib.Path, split: float | Sequence[str] | None) -> list[str]:
+    """Returns the names of the folders that are splits; none if those in `root` are classes."""
+    names = [x for x in ("train", "test", "query", "gallery") if (root / x).is_dir()]
+    if split is not None or not ({"train", "test"} <= {*names} or {"query", "gallery"} <= {*names}):
+        return []
+    return [name for name in names if name != "test" or "query" not in names]
+
+
+def _check_folders(folder: pathlib.Path, split: float | Sequence[str] | None) -> list[str]:
+    """Returns `_split_names`; raises if folders with names of splits would become classes."""
+    names = _split_names(folder, split)
+    present = {x.name for x in folder.iterdir() if x.is_dir() and not x.name.startswith(".")}
+    problem = ""
+    if split is None and len(present & {"query", "gallery"}) == 1:
+        problem = "has only one of query/ and gallery/, and needs both"
+    for name in () if isinstance(split, Sequence) else _VALIDATION:
+        if not present >= {"train", name}:
             continue
-        if has_test:
-            logging.warning(
-                "%s is not read: --config.held_out=0.2 holds classes out of train/", folder / name
+        if names:
+            text = "%s is not read: --config.held_out=0.2 holds classes out of train/"
+            logging.warning(text, folder / name)
+        elif "test" not in present:
+            problem = (
+                f"has train/ and {name}/, which are not classes, and no test/: rename {name}/ to "
+                "test/, or move it away"
             )
-        elif not (folder / "test").is_dir():
-            raise ValueError(
-                f"folder: {folder} has train/ and {name}/, which are not classes, and no test/: "
-                f"rename {name}/ to test/, or move it away"
+    for name, other in (("train", "test"), ("test", "train")):
+        if present == {name} and any(x.is_dir() for x in (folder / name).iterdir()):
+            problem = (
+                f"has {name}/ and no {other}/: add it, with other classes, or name "
+                f"{folder / name}, whose classes are then divided"
             )
-
-
-def _check_single(folder: pathlib.Path) -> None:
-    """Refuses `train/` or `test/` with folders of classes and without the other one."""
-    folders = [x for x in folder.iterdir() if x.is_dir() and not x.name.startswith(".")]
-    others = {"train": "test", "test": "train"}
-    if len(folders) != 1 or (name := folders[0].name) not in others:
-        return
-    if any(x.is_dir() for x in folders[0].iterdir()):
-        raise ValueError(
-            f"folder: {folder} has {name}/ and no {others[name]}/: add it, with other classes, or "
-            f"name {folder / name}, whose classes are then divided"
-        )
+    if problem:
+        raise ValueError(f"folder: {folder} {problem}")
+    return names
 
 
 def _split(labeled_paths: Sequence[tuple[str, str]], **marks: np.ndarray) -> Split:
@@ -100,61 +87,42 @@ def _split(labeled_paths: Sequence[tuple[str, str]], **marks: np.ndarray) -> Spl
     return Split([path for path, _ in labeled_paths], labels, names, **marks)
 
 
-def _labeled_paths(root: pathlib.Path, unread: list[str]) -> list[tuple[str, str]]:
-    """Lists `(path, class)` of every image; a class is a folder in `root`.
-
-    Images in formats that are not read are added to `unread`.
-    """
+def _labeled_paths(root: pathlib.Path) -> list[tuple[str, str]]:
+    """Lists `(path, class)` of every image; a class is a folder in `root`."""
     labeled_paths: list[tuple[str, str]] = []
-    unread_of_root: list[str] = []
-    outside = 0  # images that lie directly in root
-    folders: dict[str, str] = {}
     try:
-        for entry in sorted(root.iterdir()):
-            if entry.name.startswith("."):
+        files = _files(root, below=False)
+        folders = sorted(x for x in root.iterdir() if x.is_dir() and not x.name.startswith("."))
+        for class_folder in folders:
+            if contains(class_folder, root):
+                files.links.append((str(class_folder), os.path.realpath(root)))
                 continue
-            if entry.is_dir() and contains(entry, root):
-                logging.warning("%s leads back to %s: not followed", entry, entry.resolve())
-            elif entry.is_dir():
-                unread_of_class: list[str] = []
-                paths = image_paths(entry, unread=unread_of_class)
-                unread_of_root += unread_of_class
-                if not paths:
-                    kind = "image that is read" if unread_of_class else "image"
-                    logging.warning("%s contains no %s: it is not a class", entry, kind)
-                raw = os.fsencode(entry.name)
-                if paths and raw.decode(errors="replace") != entry.name:
-                    raise ValueError(
-                        f"folder: the name {raw!r} in {root} is not UTF-8: rename it, because "
-                        "the class has the same name"
-                    )
-                name = unicodedata.normalize("NFC", entry.name)
-                if paths and folders.setdefault(name, entry.name) != entry.name:
-                    logging.warning(
-                        "%s has two folders %r, in two forms of Unicode (NFC and NFD): their "
-                        "images are one class",
-                        root,
-                        name,
-                    )
-                labeled_paths += [(path, entry.name) for path in paths]
-            elif entry.name.lower().endswith(image_formats.SUFFIXES):
-                outside += 1
-            elif is_unread(entry.name):
-                unread_of_root.append(str(entry))
+            of_class = _files(class_folder)
+            files.unread.extend(of_class.unread)
+            files.links.extend(of_class.links)
+            if not of_class.images:
+                logging.warning("%s contains no image: it is not a class", class_folder)
+            elif os.fsencode(class_folder.name).decode(errors="replace") != class_folder.name:
+                raise ValueError(
+                    f"folder: the name {os.fsencode(class_folder.name)!r} in {root} is not UTF-8: "
+                    "rename it, because the class has the same name"
+                )
+            labeled_paths += [(path, class_folder.name) for path in sorted(of_class.images)]
     except PermissionError as error:
         raise PermissionError(
             f"folder: {error.filename} may not be read: change its permissions (chmod -R a+rX)"
         ) from error
+    outside = counted(len(files.images), "image")
     if not labeled_paths:
-        note = f" ({counted(outside, 'image')} directly in it)" if outside else ""
-        text = f", only {unread_text(unread_of_root)}"
-        if not unread_of_root:
+        note = f" ({outside} directly in it)" if files.images else ""
+        text = f", only {_unread_text(files.unread)}"
+        if not files.unread:
             text = ": put the images of each class in a separate folder; known suffixes are "
             text += " ".join(image_formats.SUFFIXES)
         raise FileNotFoundError(f"folder: {root} contains no folder of images{note}{text}")
-    unread += unread_of_root
-    if outside:
-        logging.warning("%s: ignoring %s outside of class folders", root, counted(outside, "image"))
+    files.warn(root)
+    if files.images:
+        logging.warning("%s: ignoring %s outside of class folders", root, outside)
     return labeled_paths
 
 
@@ -168,8 +136,8 @@ def find_folder(
 ) -> pathlib.Path:
     """Finds the folder that contains all `files`: `root`, or one of its subfolders `inside`.
 
-    If there is none, the error says what is missing, where the data set comes from, and what to
-    set.
+    A file may be a pattern, such as `*.txt`. If there is no such folder, the error says what is
+    missing, where the data set comes from, and what to set.
     """
     target = f"the folder that contains {files[0]}" if files else "a folder of class folders"
     help_ = (
@@ -180,9 +148,11 @@ def find_folder(
     root = pathlib.Path(root).expanduser()
     if root.is_dir():
         folders = [root, *(root / name for name in inside)]
-        best = max(folders, key=lambda folder: sum((folder / file).exists() for file in files))
-        missing = [file for file in files if not (best / file).exists()]
-        if not missing:
+        missing_of = {
+            folder: [file for file in files if not any(folder.glob(file))] for folder in folders
+        }
+        best = min(folders, key=lambda folder: len(missing_of[folder]))
+        if not (missing := missing_of[best]):
             return best
         problem = f"{best} has no {', no '.join(missing)}"
     else:
@@ -201,21 +171,22 @@ class _Files(NamedTuple):
     unread: list[str]
     links: list[tuple[str, str]]
 
+    def warn(self, folder: pathlib.Path) -> None:
+        """Warns of links, and once of all images in unsupported formats."""
+        for link, target in self.links:
+            logging.warning("%s leads back to %s: not followed", link, target)
+        if self.unread:
+            logging.warning("%s: %s", folder, _unread_text(self.unread))
 
-def image_paths(folder: pathlib.Path, *, unread: list[str] | None = None) -> list[str]:
+
+def image_paths(folder: pathlib.Path) -> list[str]:
     """Lists the paths of all images under `folder`, sorted, without hidden files.
 
-    Paths of images in formats that are not read are added to `unread`; without it, one warning
-    counts them. Links to folders are followed, except those that lead back: every folder is entered
-    once, and none that contains `folder`.
+    One warning counts the images in formats that are not read. Links to folders are followed,
+    except those that lead back: every folder is entered once, and none that contains `folder`.
     """
     files = _files(folder)
-    for link, target in files.links:
-        logging.warning("%s leads back to %s: not followed", link, target)
-    if unread is None:
-        warn_of_unread(folder, files.unread)
-    else:
-        unread += files.unread
+    files.warn(folder)
     return sorted(files.images)
 
 
@@ -224,7 +195,8 @@ def has_images(folder: pathlib.Path) -> bool:
     return bool(_files(folder).images)
 
 
-def _files(folder: pathlib.Path) -> _Files:
+def _files(folder: pathlib.Path, *, below: bool = True) -> _Files:
+    """Lists the files in a folder, and in all folders `below` it."""
     files = _Files([], [], [])
     visited, to_visit = {os.path.realpath(folder)}, [str(folder)]
     while to_visit:
@@ -233,6 +205,8 @@ def _files(folder: pathlib.Path) -> _Files:
                 if entry.name.startswith("."):
                     continue
                 if entry.is_dir():
+                    if not below:
+                        continue
                     real = os.path.realpath(entry.path)
                     if real in visited or contains(real, folder):
                         files.links.append((entry.path, real))
@@ -243,7 +217,7 @@ def _files(folder: pathlib.Path) -> _Files:
                     continue  # reading a pipe would wait for ever
                 elif entry.name.lower().endswith(image_formats.SUFFIXES):
                     files.images.append(entry.path)
-                elif is_unread(entry.name):
+                elif entry.name.lower().endswith(image_formats.UNREAD_SUFFIXES):
                     files.unread.append(entry.path)
     return files
 
@@ -253,18 +227,7 @@ def contains(folder: str | os.PathLike, other: str | os.PathLike) -> bool:
     return pathlib.Path(os.path.realpath(other)).is_relative_to(os.path.realpath(folder))
 
 
-def is_unread(name: str) -> bool:
-    """Tells by its name whether a file is an image in an unsupported format."""
-    return name.lower().endswith(image_formats.UNREAD_SUFFIXES)
-
-
-def warn_of_unread(folder: str | os.PathLike, paths: Sequence[str]) -> None:
-    """Warns once about all images in unsupported formats, if there are any."""
-    if paths:
-        logging.warning("%s: %s", folder, unread_text(paths))
-
-
-def unread_text(paths: Sequence[str]) -> str:
+def _unread_text(paths: Sequence[str]) -> str:
     """Describes how many images are in which unsupported formats, and what to do."""
     counts = collections.Counter(os.path.splitext(path)[1].lower() for path in paths)
     formats = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(counts.items()))

@@ -27,10 +27,10 @@ from typing import Any
 import numpy as np
 from absl import flags, logging
 
-from dmljax.data import decode, sampling
+from dmljax.data import sampling
 from dmljax.data.batches import EvaluationBatch, PlannedBatch, TrainBatch
 from dmljax.data.records import ArrayRecords, Reader
-from dmljax.data.splits import Split, images_of, record_name
+from dmljax.data.splits import Split, record_name
 from dmljax.data.transforms import transform as transform_lib
 from dmljax.files import machine
 from dmljax.hints import counted
@@ -78,8 +78,7 @@ class Batches:
             if i >= 0:
                 name = record_name(self._split.records, i)
                 if name not in self.skipped:
-                    reason = _reason(self._split, i)
-                    _warn_once("%s cannot be read: skipped from now on%s", name, reason)
+                    _warn_once("%s cannot be read: skipped from now on", name)
                 self.skipped[name] += 1
         return batch
 
@@ -238,18 +237,6 @@ def _may_start_processes() -> bool:
     else:  # the command, by `python -m` or by its script
         is_safe = spec.name.startswith("dmljax.") if spec else pathlib.Path(path).stem == "dmljax"
     return is_safe and os.path.isdir(_SHARED_MEMORY)
-
-
-def _reason(split: Split, i: int) -> str:
-    """Returns why image `i` cannot be read, in parentheses; "" if it now can.
-
-    The image is read again, because worker processes return no more than its number.
-    """
-    try:
-        Reader(images_of(split))(i)
-    except decode.UnreadableImage as error:
-        return f" ({error.__cause__})"
-    return ""
 
 
 def _check_not_empty(split: Split) -> None:

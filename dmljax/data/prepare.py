@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dmljax.data import decode
-from dmljax.data.digest import digest_of_source
+from dmljax.data.digest import digest
 from dmljax.data.records import ArrayRecords, Reader
 from dmljax.data.splits import Split, Splits, record_name
 from dmljax.data.transforms import operations as transforms
@@ -60,7 +60,7 @@ def prepare(
     }
     if problem := _problem(splits, settings):
         raise ValueError(problem)
-    settings["source"] = digest_of_source(splits)
+    settings["source"] = digest(splits)
     out = pathlib.Path(out).expanduser()
     finished = _open(out, settings)
     manifest: dict[str, Any] = {"format": FORMAT, "settings": settings, "splits": {}}

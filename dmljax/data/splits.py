@@ -89,10 +89,7 @@ class Split:
         search = self.search(np.zeros((len(self), 1)) if embeddings is None else embeddings)
         for rows, role in ((search.queries, "query"), (search.items, "gallery")):
             if not len(rows):
-                return (
-                    f"no image has the role '{role}': give it to some (the column `role` of a "
-                    "table), or give none"
-                )
+                return f"no image has the role '{role}': give it to some, or to none"
         groups = np.full(len(self), -1) if self.groups is None else self.groups
         pairs = np.stack([self.labels, groups], axis=1)
         _, codes = np.unique(pairs, axis=0, return_inverse=True)
@@ -100,17 +97,12 @@ class Split:
         of_pair = np.bincount(codes[search.items], minlength=len(self))
         queries = search.queries
         ignored = np.where(groups[queries] == -1, search.within, of_pair[codes[queries]])
-        candidates = of_class[self.labels[queries]]
-        if (candidates > ignored).any():
+        if (of_class[self.labels[queries]] > ignored).any():
             return ""
-        if (candidates > search.within).any():
-            return (
-                "all images that a query should find have its group, and images of one group are "
-                "not compared: correct the groups (the column `group` of a table), or give none"
-            )
-        if not search.within:
-            return "no query has an image of its class in the gallery"
-        return "no image has another one of its class"
+        other = "no image has another one" if search.within else "no query has an image"
+        where = "" if search.within else " in the gallery"
+        note = "" if self.groups is None else " outside of its group: correct the groups"
+        return f"{other} of its class{where}{note}"
 
 
 def warn_of_one_class(

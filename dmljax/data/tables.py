@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from dmljax.data.splits import Split, Splits, divide, encode, subset
-from dmljax.hints import counted, hint
+from dmljax.hints import check_known, counted, hint
 
 _COLUMNS = ("path", "label", "split", "role", "box", "superlabel", "group")
 _CHOICES = {"role": ("query", "gallery", "both", ""), "split": ("train", "test")}
+_ARRAYS = ("images", "labels", "class_names", "class_is_test")
 _Cells = dict[str, list[str]]
 
 
@@ -38,22 +39,15 @@ def table(
     """
     file = pathlib.Path(path).expanduser()
     columns = dict(columns or {})
-    if unknown := sorted(set(columns) - set(_COLUMNS)):
-        known = ", ".join(_COLUMNS)
-        raise ValueError(f"table: columns= has the key {unknown[0]!r}; possible are {known}")
-    titles = {name: columns.get(name, name) for name in ("path", "label", *columns)}
-    data = _read(file, set(titles.values()))
-    titles = {name: name for name in _COLUMNS} | titles
+    check_known("table: columns= has no key", columns, _COLUMNS)
+    needed = {"path": "path", "label": "label"} | columns
+    titles = {name: name for name in _COLUMNS} | columns
+    data = _read(file, set(needed.values()))
     cells = {name: data[title] for name, title in titles.items() if title in data}
-    for problem in _problems(cells, data, {"path": "path", "label": "label"} | columns, split):
-        raise ValueError(f"table: {file}{problem}")
     folder = pathlib.Path(root).expanduser() if root is not None else file.parent
+    for problem in _problems(cells, data, needed, split, folder):
+        raise ValueError(f"table: {file}{problem}")
     paths = [str(folder / cell) for cell in cells["path"]]
-    if not os.path.exists(paths[0]):
-        raise FileNotFoundError(
-            f"table: {paths[0]} of row 1 does not exist; paths are relative to {folder}"
-            f"{_advice(cells['path'][0])}"
-        )
     labels, names = encode(cells["label"])
     roles = np.array(cells["role"]) if "role" in cells else None
     all_rows = Split(
@@ -73,7 +67,11 @@ def table(
 
 
 def _problems(
-    cells: _Cells, data: _Cells, titles: Mapping[str, str], split: float | Sequence[str] | None
+    cells: _Cells,
+    data: _Cells,
+    titles: Mapping[str, str],
+    split: float | Sequence[str] | None,
+    folder: pathlib.Path,
 ) -> Iterator[str]:
     """Yields what is wrong with the cells of a table; `data` are all columns of the file."""
     for name, title in titles.items():
@@ -87,6 +85,8 @@ def _problems(
     for name in ("path", "label"):
         if "" in cells[name]:
             yield f" row {cells[name].index('') + 1} has an empty {name}"
+    if not (folder / cells["path"][0]).exists():
+        yield f" row 1: {cells['path'][0]!r} is not a file in {folder}, which root= may change"
     rows: dict[tuple[str, str], int] = {}
     for i, key in enumerate(zip(cells["path"], cells.get("box", cells["path"]), strict=True)):
         if (first := rows.setdefault(key, i)) != i:
@@ -97,22 +97,12 @@ def _problems(
     for name, allowed in _CHOICES.items():
         for i, cell in enumerate(cells.get(name, ())):
             if cell not in allowed:
-                choices = ", ".join(map(repr, allowed))
-                yield f" row {i + 1}: {name} {cell!r} is none of {choices}"
+                yield f" row {i + 1}: {name} {cell!r} is none of {', '.join(map(repr, allowed))}"
     for i, cell in enumerate(cells.get("box", ())):
         if _box(cell) is None:
             yield f" row {i + 1}: box {cell!r} is not 'left top right bottom'"
     if "split" in cells and split is not None:
         yield f" has a column split, so leave out split={split!r}"
-
-
-def _advice(path: str) -> str:
-    """Returns the end of a message about a path that does not exist."""
-    if "://" in path:
-        return f"; {path!r} is a URL: give the path of a file"
-    if "\\" in path and os.sep == "/":
-        return "; write / in place of its backslashes"
-    return ""
 
 
 def _read(file: pathlib.Path, titles: set[str]) -> _Cells:
@@ -202,18 +192,14 @@ def npz(*, path: str | os.PathLike, split: float | Sequence[str] | None = None) 
     file = pathlib.Path(path).expanduser()
     if not file.is_file():
         raise FileNotFoundError(f"npz: {file} does not exist; set path= to an .npz file")
-    fields = ("images", "labels", "class_names", "class_is_test")
-    problem, data = " cannot be read: it is damaged, or not a file of numpy.savez", {}
-    if zipfile.is_zipfile(file):
-        try:
-            with np.load(file, allow_pickle=False) as arrays:
-                available = list(arrays)
-                data = {name: arrays[name] for name in fields if name in available}
-            problem = _array_problem(data, available)
-        except (ValueError, OSError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-            problem = f" cannot be read: {error}"
-    if problem:
-        raise ValueError(f"npz: {file}{problem}")
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            data = {name: arrays[name] for name in _ARRAYS if name in arrays}
+        if problem := _array_problem(data):
+            raise ValueError(problem)
+    # NumPy returns an array, and no context, for a .npy file.
+    except (ValueError, OSError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"npz: {file} is not a correct file of numpy.savez: {error}") from error
     images, labels, is_test = data["images"], data["labels"], data.get("class_is_test")
     images = images[..., None] if images.ndim == 3 else images
     if "class_names" in data:
@@ -225,53 +211,39 @@ def npz(*, path: str | os.PathLike, split: float | Sequence[str] | None = None) 
     return divide(Split(images, labels, names), train=0.5 if split is None else split)
 
 
-def _array_problem(data: Mapping[str, np.ndarray], available: Sequence[str]) -> str:
+def _array_problem(data: Mapping[str, np.ndarray]) -> str:
     """Returns what is wrong with the arrays of a file; "" if nothing is."""
     if missing := [name for name in ("images", "labels") if name not in data]:
-        return f" has no {missing[0]!r}; it has {', '.join(available) or 'none'}"
+        return f"it has no array {missing[0]!r}"
     images, labels = data["images"], data["labels"]
-    names = list(map(str, data["class_names"].ravel())) if "class_names" in data else None
-    if problem := _problem(images, labels, names):
-        return f": {problem}"
-    count, is_test = len(names or np.unique(labels)), data.get("class_is_test")
-    if is_test is not None and is_test.shape != (count,):
-        return f": class_is_test has {is_test.size} entries for {count} classes"
-    if is_test is not None and not (
-        is_test.dtype.kind in "biuf" and np.isin(is_test, (0, 1)).all()
-    ):
-        return (
-            f": class_is_test has values such as {np.unique(is_test)[-1]}: write True for each "
-            "class of the test split and False for each other class"
-        )
-    return ""
-
-
-def _problem(images: np.ndarray, labels: np.ndarray, names: Sequence[str] | None) -> str:
-    """Returns what is wrong with images, labels or class names; "" if nothing is."""
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
-        return f"images must be uint8 [n h w] or [n h w c], not {images.dtype} {images.shape}"
+        return f"images must be uint8 [n h w] or [n h w c], got {images.dtype} {images.shape}"
     if images.ndim == 4 and images.shape[3] not in (1, 3):
-        text = f"images {images.shape} have {images.shape[3]} channels, and 1 or 3 are needed"
-        if images.shape[1] in (1, 3):
-            text += "; move the channels last: np.moveaxis(images, 1, -1)"
-        return text
+        return (
+            f"images must have 1 or 3 channels, got shape {images.shape}; channels come last: "
+            "np.moveaxis(images, 1, -1)"
+        )
     if len(images) and not images.size:
         return f"images {images.shape} have no pixels"
     if labels.shape != (len(images),) or not np.issubdtype(labels.dtype, np.integer):
-        text = f"labels must be {len(images)} integers, not {labels.dtype} {labels.shape}"
-        if labels.dtype.kind in "US":
-            text += "; for text: class_names, labels = np.unique(labels, return_inverse=True)"
-        return text
-    if (labels < 0).any():
-        count = counted(int((labels < 0).sum()), "label")
-        return f"{count} below 0, such as {labels.min()}: leave these images out"
-    if names is None:
-        return ""
-    if len(labels) and labels.max() >= len(names):
         return (
-            f"labels run from {labels.min()} to {labels.max()}, but class_names has "
-            f"{counted(len(names), 'name')}: add the missing ones"
+            f"labels must be {len(images)} integers, got {labels.dtype} {labels.shape}; for text: "
+            "class_names, labels = np.unique(labels, return_inverse=True)"
         )
-    if repeated := [name for name, count in collections.Counter(names).items() if count > 1]:
-        return f"class_names has {repeated[0]!r} more than once: give each class a name of its own"
+    low, high = (labels.min(), labels.max()) if len(labels) else (0, -1)
+    if low < 0:
+        return f"labels must be 0 or more, got {low}: leave out images without a class"
+    names = list(map(str, data.get("class_names", np.unique(labels)).ravel()))
+    if "class_names" in data and high >= len(names):
+        return f"labels run from {low} to {high}, but class_names has {counted(len(names), 'name')}"
+    if len(set(names)) < len(names):
+        name, _ = collections.Counter(names).most_common(1)[0]
+        return f"class_names has {name!r} more than once: give each class a name of its own"
+    is_test = data.get("class_is_test")
+    if is_test is not None and not (
+        is_test.shape == (len(names),)
+        and is_test.dtype.kind in "biuf"
+        and np.isin(is_test, (0, 1)).all()
+    ):
+        return f"class_is_test must be True or False for each of {len(names)} classes"
     return ""

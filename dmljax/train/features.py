@@ -5,7 +5,6 @@ with the first file that does not exist.
 """
 
 import collections
-import contextlib
 import functools
 import pathlib
 import sys
@@ -264,28 +263,15 @@ def _compute_part(
         start = next(
             (i for i in rows[::_FILE_ROWS] if not (folder / f"{i:012d}.npy").exists()), rows.stop
         )
-        known = entry.computed_elsewhere()
-        images, read = entry.images, range(start, rows.stop)
-        if known:
-            unknown = [row for row in read if row not in known]
-            # The others follow, because a batch needs the shape of an image that can be read.
-            images = subset(images, np.array([*unknown, *known], int))
-            read = range(len(unknown))
-        computed = _Computed(features_fn, images, read, options)
+        read = range(start, rows.stop)
+        computed = _Computed(features_fn, entry.images, read, options)
         waiting: list[np.ndarray] = []
         name = f"features of {title}" + (f", part {part}" if part.count > 1 else "")
-        shown: contextlib.AbstractContextManager[Progress | None] = contextlib.nullcontext()
-        if read:  # otherwise nothing is computed
-            shown = Progress(name, len(rows), start=start - rows.start, stream=sys.stdout)
-        with shown as progress:
-            for row in range(start, rows.stop):
-                if row in known:
-                    others, i = known[row]
-                    waiting.append(others[i])
-                else:
-                    waiting.append(next(computed))
-                if progress is not None:
-                    progress.advance()
+        done = start - rows.start
+        with Progress(name, len(rows), start=done, stream=sys.stdout) as progress:
+            for row in read:
+                waiting.append(next(computed))
+                progress.advance()
                 if len(waiting) == _FILE_ROWS or row == rows.stop - 1:
                     write_array(folder / f"{start:012d}.npy", np.stack(waiting))
                     start += len(waiting)

@@ -39,37 +39,20 @@ def _faulty(labels=(0, 1), **arrays):
 @pytest.mark.parametrize(
     "arrays, match",
     [
-        (
-            _faulty(images=np.zeros((2, 3, 8, 9), np.uint8)),
-            r"\(2, 3, 8, 9\) have 9 channels, .*; move .* last: np.moveaxis\(images, 1, -1\)",
-        ),
-        (
-            _faulty(images=np.zeros((2, 8, 8, 5), np.uint8)),
-            "have 5 channels, and 1 or 3 are needed$",
-        ),
+        (_faulty(images=np.zeros((2, 3, 8, 9), np.uint8)), r"got shape \(2, 3, 8, 9\); channels"),
         (_faulty(images=np.zeros((2, 0, 0, 3), np.uint8)), r"\(2, 0, 0, 3\) have no pixels"),
-        (_faulty(["a", "b"]), "2 integers, not <U1 .* class_names, labels = np.unique"),
-        (_faulty([-1, 0]), "1 label below 0, such as -1: leave these images out"),
-        (_faulty([3, 9], class_names=["a", "b"]), "from 3 to 9, but class_names has 2 names: add"),
+        (_faulty(images=np.zeros((2, 3, 3))), "must be uint8"),
+        (_faulty(["a", "b"]), "2 integers, got <U1 .* class_names, labels = np.unique"),
+        (_faulty([0, 0, 0]), "2 integers"),
+        (_faulty([-1, 0]), "must be 0 or more, got -1: leave out images"),
+        (_faulty([3, 9], class_names=["a", "b"]), "from 3 to 9, but class_names has 2 names"),
         (_faulty([0, 2**32], class_names=["a", "b"]), "run from 0 to 4294967296, but"),
         (_faulty(class_names=["a", "b", "a"]), "class_names has 'a' more than once: give"),
-        (_faulty(class_is_test=[0, 7]), "class_is_test has values such as 7: write True for each"),
-        (_faulty(class_is_test=["0", "1"]), "class_is_test has values such as 1: write True"),
-        ({"images": np.zeros((2, 3, 3), np.uint8)}, "no 'labels'; it has images"),
-        ({"images": np.zeros((2, 3, 3)), "labels": np.zeros(2, int)}, "must be uint8"),
-        ({"images": np.zeros((2, 3, 3), np.uint8), "labels": np.zeros(3, int)}, "2 integers"),
-        (
-            {"images": np.zeros((2, 3, 3), np.uint8), "labels": np.array([{}, {}], object)},
-            "cannot be read.*allow_pickle=False",
-        ),
-        (
-            {
-                "images": np.zeros((2, 3, 3), np.uint8),
-                "labels": np.arange(2),
-                "class_is_test": np.zeros(3, bool),
-            },
-            "class_is_test has 3 entries for 2 classes",
-        ),
+        (_faulty(class_is_test=[0, 7]), "class_is_test must be True or False for each of 2"),
+        (_faulty(class_is_test=["0", "1"]), "class_is_test must be True or False"),
+        (_faulty(class_is_test=np.zeros(3, bool)), "class_is_test must be True or False"),
+        ({"images": _PIXELS}, "no array 'labels'"),
+        ({"images": _PIXELS, "labels": np.array([{}, {}], object)}, "allow_pickle=False"),
     ],
 )
 def test_wrong_arrays_are_named(tmp_path, arrays, match):
@@ -83,6 +66,8 @@ def test_a_file_that_is_not_npz_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
         datasets.npz(path=tmp_path / "no.npz")
     np.savez(tmp_path / "good.npz", images=_PIXELS, labels=np.arange(2))
-    for data in (b"PK\3\4 junk", (tmp_path / "good.npz").read_bytes()[:300]):
-        with pytest.raises(ValueError, match="cannot be read: it is damaged, or not a file of"):
+    np.save(tmp_path / "array.npy", _PIXELS)
+    good, array = ((tmp_path / name).read_bytes() for name in ("good.npz", "array.npy"))
+    for data in (b"PK\3\4 junk", b"", b"junk", good[:300], array):
+        with pytest.raises(ValueError, match=r"is not a correct file of numpy\.savez"):
             datasets.npz(path=make.put(tmp_path / "junk.npz", data))

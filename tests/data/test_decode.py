@@ -56,14 +56,6 @@ def test_every_mode_is_decoded_to_rgb():
     _close(decode.decode(_saved(cmyk, "TIFF")), picture, 2)
 
 
-@pytest.mark.usefixtures("decoder")
-@pytest.mark.parametrize("limit, mode", [(1200, "RGB"), (1000, "RGB"), (500, "")])
-def test_the_mode_of_a_large_image_is_read_without_a_warning(monkeypatch, limit, mode):
-    """Pillow warns of images above its limit, and refuses those above twice its limit."""
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-    assert decode.mode(make.jpeg(0, 40, 30)) == mode
-
-
 def test_sixteen_bits_keep_the_high_byte():
     values = np.arange(40 * 30, dtype=np.uint16).reshape(30, 40) * 54
     data = _saved(Image.fromarray(values), "PNG")

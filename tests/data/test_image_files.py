@@ -73,12 +73,12 @@ def test_an_interrupted_call_is_repeated_and_other_folders_stay(tmp_path):
     assert {path: path.read_bytes() for path in _files(out)} == before
     other = Split(_pixels(), np.arange(12) % 2, ("a", "b"))
     for wrong, about in ((split, {"split": "train"}), (other, {"split": "test"})):
-        with pytest.raises(ValueError, match="another split: choose another folder"):
+        with pytest.raises(ValueError, match="holds other files or images: choose another folder"):
             image_files.write(wrong, out, about=about)
     photos = tmp_path / "photos"
     photos.mkdir()
     (photos / "mine.png").write_bytes(b"x")
-    with pytest.raises(ValueError, match="is not empty"):
+    with pytest.raises(ValueError, match="holds other files"):
         image_files.write(split, photos, about={})
     assert [path.name for path in photos.iterdir()] == ["mine.png"]
 

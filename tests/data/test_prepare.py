@@ -174,7 +174,7 @@ def test_other_settings_and_folders_in_use_are_refused(tmp_path):
     (tmp_path / "out" / "progress.json").write_text(json.dumps({**shards, "shards": {}}))
     boxes = np.tile(np.int32([0, 0, 2, 2]), (len(dataset.train), 1))
     boxed = dataset._replace(train=dataclasses.replace(dataset.train, boxes=boxes))
-    assert digest.digest_of_source(boxed) != digest.digest_of_source(dataset)
+    assert digest.digest(boxed) != digest.digest(dataset)
     with pytest.raises(ValueError, match="unfinished data set with another size: finish it"):
         _prepare(dataset, tmp_path / "out", size=48)
     with pytest.raises(NotADirectoryError, match="is a file"):

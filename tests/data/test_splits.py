@@ -165,11 +165,11 @@ def test_missing_positives_are_those_of_a_double_loop(seed, fields):
 @pytest.mark.parametrize(
     "marks, reason",
     [
-        ({"query": "0000", "gallery": "0000"}, "no image has the role 'query': .* column `role`"),
-        ({"query": "1111", "gallery": "0000"}, "no image has the role 'gallery': .* column `role`"),
+        ({"query": "0000", "gallery": "0000"}, "no image has the role 'query': give it to some"),
+        ({"query": "1111", "gallery": "0000"}, "no image has the role 'gallery': give it to some"),
         ({"query": "1100", "gallery": "0011"}, "no query has an image of its class in the gallery"),
-        ({"groups": "0000"}, "have its group, .* not compared: .* column `group`"),
-        ({"groups": "0011", "query": "1010", "gallery": "0101"}, "have its group, and images"),
+        ({"groups": "0000"}, "no image has another one of its class outside of its group: correct"),
+        ({"groups": "0011", "query": "1010", "gallery": "0101"}, "in the gallery outside of its"),
     ],
 )
 def test_missing_positives_names_the_true_reason(marks, reason):
@@ -179,4 +179,4 @@ def test_missing_positives_names_the_true_reason(marks, reason):
     split = splits.Split([b""] * 4, np.array([0, 0, 1, 1]), ("a", "b"), **arrays)
     assert re.search(reason, split.missing_positives())
     single = splits.Split([b""] * 2, np.arange(2), ("a", "b"), groups=np.zeros(2, int))
-    assert single.missing_positives() == "no image has another one of its class"
+    assert single.missing_positives().startswith("no image has another one of its class")

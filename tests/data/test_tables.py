@@ -91,9 +91,9 @@ def test_column_names_and_the_root_can_be_changed(tmp_path):
     file.rename(moved)
     dataset = datasets.table(path=moved, root=tmp_path, columns={"label": "what"})
     assert dataset.train.names == ("x", "y")
-    with pytest.raises(FileNotFoundError, match="row 1 does not exist; paths are relative to"):
+    with pytest.raises(ValueError, match=r"row 1: .* is not a file in .*lists, which root="):
         datasets.table(path=moved, columns={"label": "what"})
-    with pytest.raises(ValueError, match="has the key 'lable'; possible are path, label"):
+    with pytest.raises(ValueError, match="columns= has no key 'lable': did you mean 'label'"):
         datasets.table(path=moved, columns={"lable": "what"})
 
 
@@ -141,12 +141,11 @@ def test_cells_may_be_separated_by_semicolons_or_tabs(tmp_path, delimiter):
             b"Path,label\na,b\n",
             r"'path': did you mean 'Path'\? It has: Path, label. .* by columns={'path': 'its name",
         ),
-        (b"path,label\nfile:///a.jpg,b\n", "; 'file:///a.jpg' is a URL: give the path"),
-        (b"path,label\nimg\\a.jpg,b\n", "; write / in place of its backslashes"),
+        (b"path,label\nno.jpg,b\n", "row 1: 'no.jpg' is not a file in "),
     ],
 )
 def test_malformed_files_are_named(tmp_path, text, match):
-    with pytest.raises((ValueError, FileNotFoundError), match=match) as error:
+    with pytest.raises(ValueError, match=match) as error:
         datasets.table(path=make.put(tmp_path / "t.csv", text))
     assert "\n" not in str(error.value)
 

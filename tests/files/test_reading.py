@@ -62,7 +62,6 @@ def test_json_is_parsed_by_one_function():
     """Others may call `json.loads` on text that this process has written, or catch its errors."""
     allowed = {
         "files/reading.py": 1,
-        "data/image_files.py": 1,  # of json.dumps
         "studies/study_file.py": 1,
         "studies/folder.py": 2,
         "serve/api.py": 1,  # catches RecursionError

@@ -199,7 +199,7 @@ def test_a_notebook_shows_the_page_in_a_frame(runs):
 @pytest.mark.parametrize(
     ("groups", "unread", "reason"),
     [
-        ([3, 3, 4, 4], [], "all images that a query should find have its group"),
+        ([3, 3, 4, 4], [], "no image has another one of its class outside of its group"),
         (None, [0, 3], "no image has another one of its class"),
     ],
 )

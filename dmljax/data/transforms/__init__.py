@@ -7,33 +7,8 @@ neither the input nor any global state. Mean and deviation are not subtracted he
 (`dmljax.weights.preprocessing`), so that a batch is sent there with one byte per value.
 """
 
-from dmljax.data.transforms.operations import (
-    center_crop,
-    color_jitter,
-    crop,
-    distort,
-    pad_to_square,
-    random_crop,
-    random_erasing,
-    random_flip,
-    random_resized_crop,
-    resize,
-    resize_shorter_side,
-)
+from dmljax.data.transforms import operations, recipes
+from dmljax.data.transforms.operations import *  # noqa: F403
 from dmljax.data.transforms.recipes import *  # noqa: F403
-from dmljax.data.transforms.recipes import __all__ as _recipes
 
-__all__ = [
-    "center_crop",
-    "color_jitter",
-    "crop",
-    "distort",
-    "pad_to_square",
-    "random_crop",
-    "random_erasing",
-    "random_flip",
-    "random_resized_crop",
-    "resize",
-    "resize_shorter_side",
-    *_recipes,
-]
+__all__ = [*operations.__all__, *recipes.__all__]

@@ -411,3 +411,6 @@ class distort(Operation):
         noise *= self.noise
         noise += warped
         return np.clip(np.rint(noise, out=noise), 0, 255, out=noise).astype(np.uint8)
+
+
+__all__ = [*OPERATIONS]
