@@ -8,7 +8,7 @@
 not known. `mode=report` is the form that its text describes. The report took the step with the best
 NMI on the test classes. It has no row without DVML: `control` is that row.
 
-The page of the table shows the four losses as the report plots them: each is multiplied by its
+The page of each run shows the four losses as the report plots them: each is multiplied by its
 lambda, and L4 contains the weight decay. So L4 falls where lambda 4 falls, at the start of phase 2.
 """
 
@@ -44,7 +44,6 @@ def get_study(mode: str = "code_1600", select: str = "test/NMI", seeds: int = 5)
         "baseline": "control",
         "test": "paired" if seeds >= 5 else "welch",
         "scores": SCORES,
-        "curves": [f"weighted/L{i}" for i in (1, 2, 3, 4)],
         "published": {
             f"experiment {n}": dict(zip(SCORES, map(float, values.split()), strict=True))
             for n, values in PUBLISHED.items()

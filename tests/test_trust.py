@@ -253,7 +253,7 @@ def test_the_index_of_a_study_starts_no_code(tmp_path, evil):
     """Runs are planned from the study file alone; the index only shows them."""
     path = study_files.write_study(tmp_path)
     executor = Executor(study_file.read(str(path)), StudyFolder(tmp_path / "study"))
-    executor.prepare()
+    executor.folder.record(executor.study, executor.plan())
     file = tmp_path / "study" / "index.json"
     index = json.loads(file.read_text())
     run = {"row": "plain", "seed": 0, "fold": None, "digest": "0" * 12, "after": []}

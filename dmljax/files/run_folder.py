@@ -33,7 +33,6 @@ class RunFolder:
         self.study_lock = self.path / "study.lock"
         self.output = self.path / "output.txt"
         self.failure = self.path / "failure.json"
-        self.kills = self.path / "kills.json"
 
     def _result(self, name: str) -> pathlib.Path:
         path = self.path / name

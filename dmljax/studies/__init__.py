@@ -1,8 +1,7 @@
 """Many runs compared honestly: a study file names them, processes run them, a table compares them.
 
 study_file.py   a study file as typed data, and its mistakes;  points.py  rows of a search
-checks.py       the configs of all rows, before any run
-plan.py         the runs of a study: their commands and digests
+plan.py         the runs of a study: checks of all rows, commands and digests
 folder.py       the folder of a study: its index, and what may change later
 executor.py     runs what is missing, in any number of processes
 outcomes.py     the state of a run;  ensembles.py  trained nets scored as one

@@ -6,7 +6,9 @@ child inherits the lock: if the parent is killed, the run goes on; if both are k
 process continues the run from its checkpoint.
 """
 
+import collections
 import contextlib
+import errno
 import os
 import pathlib
 import shlex
@@ -15,24 +17,24 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
-from typing import IO, Any
+from typing import IO
 
 from dmljax.files import reading
 from dmljax.files.run_folder import RunFolder
 from dmljax.files.writing import make_folder
 from dmljax.hints import check_known, shown_duration
-from dmljax.studies import checks, outcomes, table
+from dmljax.studies import outcomes, plan, table
 from dmljax.studies.folder import StudyFolder
 from dmljax.studies.outcomes import Outcome
 from dmljax.studies.plan import PlannedRun, Planner, check_flags
 from dmljax.studies.study_file import Study, score_key
 from dmljax.studies.table import Table
 
-_MOST_KILLS = 2  # restarts of a killed run
+_MOST_KILLS = 2  # restarts of a killed run by one process
 _KILLED = (137, -signal.SIGKILL)
 _STOPPED = {130: signal.SIGINT, 143: signal.SIGTERM}
 _DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0  # seconds
+_PAUSE = 1.0  # seconds between looks at the runs of other processes
 
 
 class Stopped(Exception):
@@ -50,78 +52,79 @@ class Executor:
         check_flags(words)
         self.study, self.folder, self.words = study, folder, tuple(words)
         self._planner = Planner(study, folder.runs, words)
-        self._configs: dict[str, dict[str, Any]] = {}
+        self._is_checked = False
+        self._kills: collections.Counter[str] = collections.Counter()
         self._process: subprocess.Popen[bytes] | None = None
         self._signal = 0
 
     def plan(self, only: Collection[str] = ()) -> list[PlannedRun]:
-        """Checks every row, and plans the runs of the rows `only` and of the rows they need."""
-        self._configs = self._configs or checks.check_rows(self.study)
+        """Checks every row, and plans the runs of the rows `only` and of the rows they need.
+
+        Raises for two rows with the same run.
+        """
+        if not self._is_checked:
+            plan.check_rows(self.study)
+            self._is_checked = True
         names = {row.name for row in self.study.rows}
         check_known("--only: no row is named", only, names)
         needed = self.study.needed(set(only or names))
-        return self._planner.runs_of(row for row in self.study.rows if row.name in needed)
+        runs = self._planner.runs_of(row for row in self.study.rows if row.name in needed)
+        row_of: dict[str, str] = {}
+        for run in runs:
+            if (other := row_of.setdefault(run.digest, run.row)) != run.row:
+                raise ValueError(
+                    f"the rows {other!r} and {run.row!r} have the same config: remove one of them, "
+                    "or change it"
+                )
+        return runs
 
     def outcome(self, run: PlannedRun) -> Outcome:
         """Returns the outcome of a run, which may be running now."""
         return outcomes.outcome(self.folder.runs / run.digest)
-
-    def forget_failures(self) -> int:
-        """Removes the marks of failed runs, and returns their number."""
-        failed = [run for run in self.folder.planned() if self.outcome(run).has_failed]
-        for run in failed:
-            outcomes.forget_failure(self.folder.runs / run.digest)
-        return len(failed)
 
     def table(self) -> Table:
         """Returns the table of the runs that are finished now.
 
         Raises for a study file that contradicts the runs in its folder.
         """
-        self.folder.check(self.study, checks.check_rows(self.study))
+        self.folder.check(self.study)
         runs = []
         for run in self.folder.planned():
             files = RunFolder(self.folder.runs / run.digest)
             config = reading.config_of_run(files.path) if files.config.exists() else None
-            lines = reading.json_lines(files.metrics) if self.study.curves else ()
-            runs.append(table.Run(run, self.outcome(run), config, lines))
+            runs.append(table.Run(run, self.outcome(run), config))
         return table.make(self.study, runs)
 
-    def prepare(self, only: Collection[str] = ()) -> None:
-        """Checks the study and its folders, and writes the index."""
-        runs = self.plan(only)
-        for path in (self.folder.path, self.folder.runs):
-            outcomes.check_locks(path)
-        self.folder.record(self.study, self._configs, runs)
-
-    def run(self, only: Collection[str] = (), *, wait: bool = True) -> int:
+    def run(self, only: Collection[str] = (), *, wait: bool = True, retry: bool = False) -> int:
         """Makes all missing runs that no other process makes; returns how many failed.
 
-        Waits for the runs of other processes, unless `wait=False`. Raises `Stopped` at a signal.
+        Waits for the runs of other processes, unless `wait=False`. With `retry`, failed runs run
+        again. Raises `Stopped` at a signal.
         """
-        pause, waiting_for = _FIRST_PAUSE, 0
+        waiting_for = 0
         with self._handling_signals():
             while True:
-                runs, progress, pending = self.plan(only), False, 0
-                self.folder.record(self.study, self._configs, runs)
-                for run in runs:
-                    self._check_signal()
-                    if not self.outcome(run).is_over:
-                        is_done = self._attempt(run, runs)
-                        progress, pending = progress or is_done, pending + (not is_done)
-                if progress:
-                    pause = _FIRST_PAUSE
+                runs = self.plan(only)
+                self.folder.record(self.study, runs)
+                failed = [run for run in runs if self.outcome(run).has_failed]
+                for run in failed if retry else ():
+                    outcomes.forget_failure(self.folder.runs / run.digest)
+                retry = False
+                missing = [run for run in runs if not self.outcome(run).is_over]
+                if not missing:
+                    return len(failed)
+                if any([self._attempt(run, runs) for run in missing]):
                     continue
-                if not pending or not wait:
-                    return sum(self.outcome(run).has_failed for run in runs)
-                if waiting_for != pending:
-                    print(f"waiting for runs of other processes: {pending}", flush=True)
-                waiting_for = pending
-                time.sleep(pause)
-                pause = min(pause * 1.5, _LONGEST_PAUSE)
+                if not wait:
+                    return len(failed)
+                if waiting_for != len(missing):
+                    print(f"waiting for runs of other processes: {len(missing)}", flush=True)
+                waiting_for = len(missing)
+                time.sleep(_PAUSE)
 
     def _attempt(self, run: PlannedRun, runs: Sequence[PlannedRun]) -> bool:
         """Makes a run unless another process makes it; returns whether its state changed."""
+        self._check_signal()
         folder = self.folder.runs / run.digest
         try:
             make_folder(folder)
@@ -134,7 +137,10 @@ class Executor:
         except OSError as error:
             if error.strerror is None or error.strerror not in _DISK_FULL:
                 raise
-            raise OSError(_full_disk(folder, error.strerror)) from error
+            raise OSError(
+                f"{folder} cannot be written ({error.strerror}): free space on its disk and "
+                "repeat the command"
+            ) from error
 
     def _make(
         self, run: PlannedRun, folder: pathlib.Path, lock: IO[str], runs: Sequence[PlannedRun]
@@ -142,7 +148,7 @@ class Executor:
         start = time.perf_counter()
         status, message = self._run_child(run, folder, lock)
         if reason := next((x for x in _DISK_FULL if x in message), None):
-            raise OSError(_full_disk(folder, reason))
+            raise OSError(errno.ENOSPC, reason)
         state = outcomes.outcome(folder)
         if status == 0 and state.result is not None:
             duration = shown_duration(time.perf_counter() - start)
@@ -152,7 +158,8 @@ class Executor:
             self._check_signal()
             raise Stopped(status if status > 0 else 128 - status)
         if status in _KILLED:
-            if outcomes.count_kill(folder) <= _MOST_KILLS:
+            self._kills[run.digest] += 1
+            if self._kills[run.digest] <= _MOST_KILLS:
                 text = "its process was killed (out of memory?); it restarts"
                 print(f"{run.title}: {text}", flush=True)
                 return
@@ -238,7 +245,3 @@ def _in_memory() -> IO[bytes]:
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("stderr"), "w+b")
     return tempfile.TemporaryFile()
-
-
-def _full_disk(folder: pathlib.Path, reason: str) -> str:
-    return f"{folder} cannot be written ({reason}): free space on its disk and repeat the command"

@@ -7,12 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dmljax.config import files as config_files
-from dmljax.config.fields import essential
 from dmljax.files import locks, reading
-from dmljax.files.run_folder import RunFolder
 from dmljax.files.writing import make_folder, write_json
 from dmljax.studies.outcomes import outcome, read_json
-from dmljax.studies.plan import PlannedRun
+from dmljax.studies.plan import PlannedRun, is_movable
 from dmljax.studies.study_file import Study
 
 INDEX, _FORMAT = "index.json", 2
@@ -50,9 +48,7 @@ class StudyFolder:
             )
         return pathlib.Path(recorded)
 
-    def record(
-        self, study: Study, configs: Mapping[str, Mapping[str, Any]], runs: Sequence[PlannedRun]
-    ) -> None:
+    def record(self, study: Study, runs: Sequence[PlannedRun]) -> None:
         """Adds runs to the index of a study; raises for what contradicts runs that exist already.
 
         A new run replaces the run of the same row, seed and fold: the best of more candidates may
@@ -60,7 +56,7 @@ class StudyFolder:
         """
         with self._claimed():
             old = self._read() or {"planned": []}
-            self.check(study, configs, runs)
+            self.check(study, runs)
             new = {_key(run): run for run in json.loads(json.dumps([r._asdict() for r in runs]))}
             kept = [x for x in old["planned"] if _key(x) not in new and _is_of(x, study)]
             index = {
@@ -68,18 +64,13 @@ class StudyFolder:
                 "name": study.name,
                 "source": study.source,
                 "runs": str(self.runs),
-                **_recorded(study, configs),
+                **_recorded(study),
                 "planned": [*new.values(), *kept],
             }
             if index != old:
                 write_json(self.path / INDEX, index, indent=1)
 
-    def check(
-        self,
-        study: Study,
-        configs: Mapping[str, Mapping[str, Any]],
-        runs: Sequence[PlannedRun] = (),
-    ) -> None:
+    def check(self, study: Study, runs: Sequence[PlannedRun] = ()) -> None:
         """Raises for changes of a study file that contradict runs that exist already.
 
         They would give those runs another test or another name. A row may change until one of its
@@ -92,14 +83,12 @@ class StudyFolder:
                 f"{self.path} holds the study {old['name']!r} ({old['source']}), not "
                 f"{study.name!r}: choose another --workdir"
             )
-        if fixed := self._fixed_rows(old["planned"]):
-            changes = list(_changes(study, old, _recorded(study, configs), runs, fixed))
-            if changes:
-                raise ValueError(
-                    f"the study has changed since its first run in {self.path}: "
-                    f"{'; '.join(changes[:5])}. Rows may be added; give a changed row a new name, "
-                    "or begin again in another --workdir"
-                )
+        if changes := list(_changes(study, old, self._fixed(old["planned"]), runs)):
+            raise ValueError(
+                f"the study has changed since its first run in {self.path}: "
+                f"{'; '.join(changes[:5])}. Rows may be added; give a changed row a new name, "
+                "or begin again in another --workdir"
+            )
 
     def planned(self) -> list[PlannedRun]:
         """Returns the runs of the index."""
@@ -138,60 +127,55 @@ class StudyFolder:
             raise ValueError(f"{file} is damaged ({error}): delete it, and {effect}") from error
         return index
 
-    def _fixed_rows(self, planned: Sequence[Mapping[str, Any]]) -> set[str]:
-        """Returns the rows with a run that exists and has not failed without a result."""
-        rows = set()
+    def _fixed(self, planned: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+        """Returns the runs of each row with a run that exists and has not failed."""
+        runs_of: dict[str, list[Mapping[str, Any]]] = {}
         for run in planned:
-            folder = self.runs / run["digest"]
-            has_result = RunFolder(folder).result.exists()
-            if has_result or (folder.is_dir() and outcome(folder).state != "failed"):
-                rows.add(run["row"])
-        return rows
+            runs_of.setdefault(run["row"], []).append(run)
+        return {name: runs for name, runs in runs_of.items() if any(map(self._exists, runs))}
+
+    def _exists(self, run: Mapping[str, Any]) -> bool:
+        folder = self.runs / run["digest"]
+        return folder.is_dir() and outcome(folder).state != "failed"
 
 
-def _recorded(study: Study, configs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns what the index remembers of a study file."""
-    rows = {name: essential(dict(config)) for name, config in configs.items()}
-    rows |= {r.name: {**r.overrides, "by": r.by} for r in study.rows if r.best_of}
-    content = {
-        "comparison": {name: getattr(study, name) for name in ("baseline", "test", "folds")},
-        "baselines": {row.name: row.baseline for row in study.rows},
-        "rows": rows,
-    }
-    return json.loads(json.dumps(content))
+def _recorded(study: Study) -> dict[str, Any]:
+    """Returns what the index remembers of a study file: what decides the results of its rows."""
+    rows = {}
+    for row in study.rows:
+        overrides = {k: v for k, v in row.overrides.items() if not is_movable(k)}
+        fields = ("start_from", "by", "runs_of", "choose", "join", "baseline")
+        # The study file may be named from another folder.
+        config = row.config.rpartition("/")[2]
+        rows[row.name] = {**overrides, "base": config, **{x: getattr(row, x) for x in fields}}
+    comparison = {name: getattr(study, name) for name in ("baseline", "test", "folds")}
+    return json.loads(json.dumps({"comparison": comparison, "rows": rows}))
 
 
 def _changes(
     study: Study,
     old: Mapping[str, Any],
-    new: Mapping[str, Any],
+    fixed: Mapping[str, Sequence[Mapping[str, Any]]],
     runs: Iterable[PlannedRun],
-    fixed: set[str],
 ) -> Iterator[str]:
     """Yields the changes of a study that contradict the runs of the rows `fixed`."""
-    yield from _differences(old["comparison"], new["comparison"])
-    has_baseline = old["comparison"]["baseline"] == new["comparison"]["baseline"]
+    new = _recorded(study)
+    if fixed:
+        yield from _differences(old["comparison"], new["comparison"])
     digest_of = {_key(run._asdict()): run.digest for run in runs}
-    for name in old["baselines"]:
-        if name not in fixed:
-            continue
-        if name not in new["baselines"]:
+    for name, own in fixed.items():
+        row = new["rows"].get(name)
+        if row is None:
             yield f"row {name!r}: it is gone"
-            continue
-        before, now = old["baselines"][name], new["baselines"][name]
-        if before != now and has_baseline:
-            yield f"row {name!r}: baseline was {before!r} and is {now!r}"
-        own = [run for run in old["planned"] if run["row"] == name]
-        gone = sorted({run["seed"] for run in own} - set(study.seeds_of(study.row(name))))
-        changes = list(_differences(old["rows"].get(name), new["rows"].get(name)))
-        if changes:
+        elif changes := list(_differences(old["rows"].get(name), row)):
             yield f"row {name!r}: {', '.join(changes[:3])}"
-        elif gone:
+        elif gone := sorted({x["seed"] for x in own} - set(study.seeds_of(study.row(name)))):
             yield f"row {name!r}: seed {gone[0]} is gone"
+        # The best of more candidates may be another one.
         elif not study.row(name).best_of and any(
-            run["digest"] != digest_of.get(_key(run), run["digest"]) for run in own
+            digest_of.get(_key(run), run["digest"]) != run["digest"] for run in own
         ):
-            yield f"row {name!r}: its data, weights or seeds have changed"
+            yield f"row {name!r}: its config, data or weights have changed"
 
 
 def _differences(old: Any, new: Any) -> Iterator[str]:

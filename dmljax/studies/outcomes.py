@@ -3,9 +3,6 @@
 import contextlib
 import os
 import pathlib
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
@@ -13,7 +10,7 @@ from dmljax.files import locks, reading
 from dmljax.files import result as results
 from dmljax.files.result import Result
 from dmljax.files.run_folder import RunFolder
-from dmljax.files.writing import make_folder, sync, write_json
+from dmljax.files.writing import sync, write_json
 
 
 class Outcome(NamedTuple):
@@ -96,34 +93,6 @@ def locked(folder: pathlib.Path, *, shared: bool = False) -> Iterator[IO[str] | 
             yield file
 
 
-_SECOND_LOCK = """
-import pathlib, sys
-from dmljax.files import locks
-try:
-    locks.lock(pathlib.Path(sys.argv[1]))
-except locks.Taken:
-    sys.exit(7)
-"""
-
-
-def check_locks(folder: pathlib.Path) -> None:
-    """Raises unless the file system of a folder keeps a second process from a locked file."""
-    make_folder(folder)
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".lock-") as file:
-        try:
-            with locks.lock(pathlib.Path(file.name)):
-                words = [sys.executable, "-c", _SECOND_LOCK, file.name]
-                is_locked = subprocess.run(words, capture_output=True).returncode == 7
-        except OSError:  # such as "No locks available"
-            is_locked = False
-    if not is_locked:
-        raise OSError(
-            f"the file system of {folder} has no working locks (flock), by which processes share "
-            "runs: mount it with locks (Lustre: -o flock; NFS: without nolock), or choose a folder "
-            "on another one by --workdir and --runs"
-        )
-
-
 def mark_failed(folder: pathlib.Path, message: str, *, exit_status: int) -> None:
     """Marks a run as failed, so processes go on with others. `forget_failure` removes the mark."""
     result = _result(folder)
@@ -132,18 +101,7 @@ def mark_failed(folder: pathlib.Path, message: str, *, exit_status: int) -> None
     write_json(RunFolder(folder).failure, content | {"host": os.uname().nodename}, indent=1)
 
 
-def count_kill(folder: pathlib.Path) -> int:
-    """Records that the process of a run was killed, and returns how often that happened."""
-    file = RunFolder(folder).kills
-    old = read_json(file, "the run continues", {"kills": int})
-    kills = 1 + (0 if old is None else old["kills"])
-    write_json(file, {"kills": kills})
-    return kills
-
-
 def forget_failure(folder: pathlib.Path) -> None:
     """Removes the mark of a failed run, so a process runs it again."""
-    files = RunFolder(folder)
-    for path in (files.failure, files.kills):
-        path.unlink(missing_ok=True)
+    RunFolder(folder).failure.unlink(missing_ok=True)
     sync(folder)

@@ -1,10 +1,9 @@
-"""A table of a study as one HTML file, with a dot for every seed, and the curves of the rows."""
+"""A table of a study as one HTML file, with a dot for every seed."""
 
 import html
-from collections.abc import Mapping
 
 from dmljax.studies import printing
-from dmljax.studies.table import Cell, Curve, Table
+from dmljax.studies.table import Cell, Table
 
 _WIDTH, _HEIGHT, _MARGIN = 220, 26, 8
 _STYLE = """
@@ -20,7 +19,6 @@ svg { display: block; margin-left: auto; }
 .axis { stroke: #ddd; } .interval { stroke: #8ab; stroke-width: 3; }
 .mean { stroke: #024; stroke-width: 2; } .seed { fill: #06c; fill-opacity: .55; }
 li { margin: .2rem 0; color: #333; }
-svg.curves { margin: 0; } svg.curves text { font-size: 12px; fill: currentColor; }
 .scroll { overflow-x: auto; }
 @media (prefers-color-scheme: dark) {
   body { color: #ddd; background: #16181c; } th, td { border-color: #333; } li { color: #bbb; }
@@ -49,45 +47,9 @@ def as_html(table: Table) -> str:
                 dots = {1 + j: _dots(cells[s], *ranges[s]) for j, s in enumerate(ranges)}
             parts.append(_line(row, "td", dots))
         parts.append("</table></div>")
-    parts += [_chart(metric, curves) for metric, curves in table.curves.items() if curves]
     items = "".join(f"<li>{html.escape(line)}</li>" for line in printing.footer(table))
     parts.append(f"<ul>{items}</ul></html>")
     return "\n".join(parts) + "\n"
-
-
-def _chart(metric: str, curves: Mapping[str, Curve]) -> str:
-    """Draws the curves of one metric, a line for every row with its last value as a tooltip."""
-    points = [point for curve in curves.values() for point in curve]
-    most = max(step for step, _ in points) or 1
-    low, high = (f(value for _, value in points) for f in (min, max))
-    width, height, left = 640, 240, 70
-
-    def point(step: int, value: float) -> str:
-        fraction = (value - low) / (high - low) if high > low else 0.5
-        return f"{left + step / most * (width - left - 10):.1f},{height - 25 - fraction * 205:.1f}"
-
-    lines, names = "", ""
-    for i, (row, curve) in enumerate(curves.items()):
-        color = f"hsl({(i * 137) % 360} 65% 45%)"
-        shown = curve[:: max(1, len(curve) // 400)]
-        path = " ".join(point(*x) for x in shown)
-        title = f"<title>{html.escape(row)}: {curve[-1][1]:.4g} at step {curve[-1][0]:,}</title>"
-        lines += f"<polyline fill=none stroke='{color}' points='{path}'>{title}</polyline>"
-        names += f"<span style='color:{color}'>&#9632;</span> {html.escape(row)} &nbsp; "
-    labels = "".join(
-        f"<text x={x} y={y} text-anchor={anchor}>{text}</text>"
-        for x, y, anchor, text in (
-            (left - 6, 20, "end", f"{high:.3g}"),
-            (left - 6, height - 25, "end", f"{low:.3g}"),
-            (left, height - 6, "start", "step 0"),
-            (width - 10, height - 6, "end", f"{most:,}"),
-        )
-    )
-    return (
-        f"<p>{html.escape(metric)} while training: the mean over the finished runs of each row</p>"
-        f"<svg class=curves width={width} height={height} role=img>{labels}{lines}</svg>"
-        f"<p>{names}</p>"
-    )
 
 
 def _line(cells: list[str], tag: str, dots: dict[int, str] | None = None) -> str:

@@ -1,17 +1,17 @@
-"""The runs of a study: the command of every run, and the digest that names its folder."""
+"""The runs of a study: checks of all rows, the command of every run, the digest of its folder."""
 
 import hashlib
 import itertools
 import json
 import pathlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from dmljax.config import fields
+from dmljax.config import fields, scores
 from dmljax.config import files as config_files
 from dmljax.files import reading
-from dmljax.files.result import Result, first_best
+from dmljax.files.result import first_best
 from dmljax.studies.outcomes import Outcome, outcome
 from dmljax.studies.study_file import Row, Study, flags
 
@@ -55,11 +55,64 @@ class PlannedRun(NamedTuple):
         return [*head, "train", f"--config={self.config}", *self.flags, *tail]
 
 
+def check_rows(study: Study) -> dict[str, dict[str, Any]]:
+    """Returns the completed configs of all rows with runs of their own, except `best_of` rows.
+
+    Raises for what would end a run at its start, and for scores that no run would have.
+    """
+    configs: dict[str, dict[str, Any]] = {}
+    for row in study.rows:
+        if row.best_of:
+            _check(study, _as_candidate(study, row), study.scores)
+        elif row.runs_of is None:
+            chosen_by = {other.by for other in study.rows if row.name in other.best_of}
+            configs[row.name] = _check(study, row, chosen_by or study.scores)
+        elif row.choose:
+            rule = {"select": row.choose, "patience": None}
+            origin = _as_candidate(study, study.row(row.runs_of))
+            overrides = {**origin.overrides, **rule}
+            _check(study, origin._replace(name=row.name, overrides=overrides), ())
+    return configs
+
+
+def _as_candidate(study: Study, row: Row) -> Row:
+    """Returns a `best_of` row with the config of its first candidate."""
+    if not row.best_of:
+        return row
+    first = _as_candidate(study, study.row(row.best_of[0]))
+    return first._replace(name=row.name, overrides={**first.overrides, **row.overrides})
+
+
+def _check(study: Study, row: Row, wanted: Collection[str]) -> dict[str, Any]:
+    """Returns the completed config of a row; raises if a run would end at its start.
+
+    Also raises if a run would not compute the `wanted` scores.
+    """
+    try:
+        config = fields.complete(config_files.read(row.config, flags(row.overrides)))
+        held_out = config["held_out"]
+        if study.folds is not None:
+            if held_out is not None:
+                raise ValueError(
+                    f"folds={study.folds} and held_out={held_out['name']} both hold classes out"
+                )
+            held_out = study.fold(0)
+        scores.check({**config, "held_out": held_out}, wanted)
+    except (ValueError, TypeError, OSError) as error:
+        raise ValueError(f"row {row.name!r}: {error}") from error
+    return config
+
+
+def is_movable(field: str) -> bool:
+    """Returns whether a field of the config cannot change a result."""
+    return any(field == name or field.startswith(f"{name}.") for name in _MOVABLE)
+
+
 def check_flags(words: Sequence[str]) -> None:
     """Raises for flags of the command line that would change the rows."""
     for word in words:
         field = word.removeprefix("--config.").partition("=")[0]
-        if not field.startswith(tuple(f"{x}." for x in _MOVABLE)) and field not in _MOVABLE:
+        if not is_movable(field):
             raise ValueError(
                 f"{word} would change every row of the study: write it into the study file. The "
                 f"command line may set {', '.join(_MOVABLE)}"
@@ -144,26 +197,17 @@ class Planner:
         if not row.best_of:
             return row
         values: dict[int, float] = {}
-        others: list[Result] = []  # finished runs without the score
         for number, name in enumerate(row.best_of):
             candidate = self._study.row(name)
             count = len(self._study.seeds_of(candidate)) * len(self._folds(candidate))
             outcomes = [self._outcome(run) for run in self.runs_of([candidate])]
             if len(outcomes) < count or not all(x.is_over for x in outcomes):
                 return None
-            results = [x.result for x in outcomes if x.result is not None]
-            scores = [result.scores.get(row.by) for result in results]
+            scores = [x.result.scores.get(row.by) for x in outcomes if x.result is not None]
             numbers = [score for score in scores if score is not None]
             if len(numbers) == count:
                 values[number] = sum(numbers) / count
-            others += results
         if (best := first_best(values)) is None:
-            if others:
-                names = ", ".join(sorted(others[0].scores))
-                raise ValueError(
-                    f"row {row.name!r}: no candidate has the score {row.by!r} in all of its runs; "
-                    f"the scores of a run are {names}"
-                )
             return None
         chosen = self._chosen(self._study.row(row.best_of[best]))
         assert chosen is not None  # all of its runs are over

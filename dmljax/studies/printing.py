@@ -1,4 +1,4 @@
-"""A table of a study as Markdown, LaTeX and CSV; `page.py` prints it as HTML.
+"""A table of a study as Markdown and CSV; `page.py` prints it as HTML.
 
 One or two values are printed as they are, without an interval. An unresolved difference is called
 unresolved, never "equal".
@@ -6,20 +6,18 @@ unresolved, never "equal".
 
 import csv
 import io
-import math
 
 from dmljax.metrics import level_text
 from dmljax.studies.study_file import varies
 from dmljax.studies.table import Cell, Comparison, Table, TableRow
 
-FORMATS = ("md", "tex", "csv", "html")
+FORMATS = ("md", "csv", "html")
 NOT_RESOLVED, NO_TEST = "not resolved", "no spread between runs: no test"
 
 
 def caption(table: Table) -> str:
     """Explains a cell."""
-    unit = "folds" if table.per_fold else "seeds"
-    how = f"mean ± half width of the {level_text()} Student interval over {unit}"
+    how = f"mean ± half width of the {level_text()} Student interval over seeds"
     rules = sorted({rule for row in table.rows for rule in row.rules})
     chosen = {"last": "the last step counts"}
     how_chosen = "; ".join(chosen.get(rule, f"the step is chosen by {rule}") for rule in rules)
@@ -58,14 +56,12 @@ def _p(value: float) -> str:
 
 
 def _runs(row: TableRow) -> str:
-    """Counts the runs that are finished, failed, running or collapsed."""
+    """Counts the runs that are finished, failed or running."""
     text = str(row.planned) if row.is_complete else f"{row.finished} of {row.planned}"
     if row.failures:
         text += f", {len(row.failures)} failed"
     if row.running:
         text += f", {row.running} running"
-    if row.collapsed:
-        text += f", {row.collapsed} collapsed"
     return text
 
 
@@ -91,7 +87,6 @@ def grids(table: Table) -> list[tuple[str, list[list[str]]]]:
         tests = {
             "paired": "pairs of equal seeds, Student",
             "welch": "independent runs, Welch",
-            "folds": "folds, corrected t of Nadeau and Bengio",
         }
         baselines = {row.name: study.row(row.name).baseline for row in table.rows}
         compared = {name: baseline for name, baseline in baselines.items() if baseline is not None}
@@ -150,48 +145,11 @@ def as_markdown(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def as_latex(table: Table) -> str:
-    """Returns two tabulars with \\toprule and so on, which the package booktabs provides."""
-    lines = [f"% {table.study.title}"]
-    for title, grid in grids(table):
-        lines += [
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{_latex(title)}}}",
-            rf"\begin{{tabular}}{{l{'r' * (len(grid[0]) - 1)}}}",
-            r"\toprule",
-        ]
-        for i, row in enumerate(grid):
-            lines.append(" & ".join(map(_latex, row)) + r" \\")
-            if i == 0:
-                lines.append(r"\midrule")
-        lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
-    lines += [f"% {line}" for line in footer(table)]
-    return "\n".join(lines) + "\n"
-
-
-_LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "†": r"$^\dagger$", "‡": r"$^\ddagger$"}
-_LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}
-_LATEX |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
-
-
-def _latex(text: str) -> str:
-    is_bold = text.startswith("**")
-    text = "".join(_LATEX.get(c, c) for c in text.strip("*" if is_bold else ""))
-    return rf"\textbf{{{text}}}" if is_bold else text
-
-
 def as_csv(table: Table) -> str:
     """Returns raw values as fractions, one line for every run, for a reader's own tests."""
     fields = list(dict.fromkeys(name for line in table.raw for name in line))
     file = io.StringIO()
     writer = csv.DictWriter(file, fields, lineterminator="\n", restval="")
     writer.writeheader()
-    writer.writerows({k: _plain(v) for k, v in line.items()} for line in table.raw)
+    writer.writerows(table.raw)
     return file.getvalue()
-
-
-def _plain(value: object) -> object:
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    return value

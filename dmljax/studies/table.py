@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dmljax import metrics
-from dmljax.config.fields import essential
 from dmljax.files.result import Result, first_best
 from dmljax.hints import counted, shown_duration
 from dmljax.metrics.significance import LEVEL, Difference, Estimate
@@ -21,7 +20,7 @@ from dmljax.studies.study_file import Row, Study, score_key, varies
 
 
 class Cell(NamedTuple):
-    """One score of one row: a value for every seed (or fold) that is finished, in order."""
+    """One score of one row: a value for every seed that is finished, in order."""
 
     values: Mapping[tuple[int, int | None], float]  # by seed and fold
     estimate: Estimate | None
@@ -74,7 +73,6 @@ class TableRow(NamedTuple):
     test_chosen: bool
     candidates: int
     rules: tuple[str, ...]
-    collapsed: int | None
     published: Mapping[str, float | str]
     comparisons: Mapping[str, Comparison]
 
@@ -83,33 +81,22 @@ class TableRow(NamedTuple):
         return self.finished == self.planned
 
 
-Curve = list[tuple[int, float]]  # steps and values
-
-
 class Table(NamedTuple):
     study: Study
     rows: tuple[TableRow, ...]
     notes: tuple[str, ...]  # what the numbers allow to conclude
     provenance: tuple[str, ...]
     raw: tuple[dict[str, Any], ...]  # one for every run
-    curves: Mapping[str, Mapping[str, Curve]]  # by metric and row
-
-    @property
-    def per_fold(self) -> bool:
-        return self.study.test == "folds"
 
 
 class Run(NamedTuple):
-    """A planned run with its outcome, the config of its folder, and its `metrics.jsonl`."""
+    """A planned run with its outcome and the config of its folder."""
 
     planned: PlannedRun
     outcome: Outcome
     config: Mapping[str, Any] | None = None
-    lines: Sequence[Mapping[str, Any]] = ()
 
 
-# Fields of the config that the provenance shows, by their titles.
-_DESCRIBED = {"sampler": "sampler", "evaluated images": "eval_transform", "method": "method"}
 _Unit = tuple[int, int | None]  # seed and fold
 _Scores = Mapping[str, float | None]
 
@@ -127,20 +114,7 @@ def make(study: Study, runs: Iterable[Run]) -> Table:
         notes=tuple(_notes(study, rows)),
         provenance=tuple(_provenance(study, [r for runs in by_row.values() for r in runs])),
         raw=tuple(_raw(study, by_row)),
-        curves={name: _curves(name, study, by_row) for name in study.curves},
     )
-
-
-def _curves(metric: str, study: Study, by_row: Mapping[str, Sequence[Run]]) -> dict[str, Curve]:
-    """Returns the mean of a metric over the finished runs of every row, at their common steps."""
-    curves = {}
-    for row in study.rows:
-        runs = [r for r in by_row.get(row.name, ()) if r.outcome.result is not None]
-        values = [{x["step"]: x[metric] for x in r.lines if metric in x} for r in runs]
-        steps = sorted(set.intersection(*map(set, values))) if values else []
-        if steps:
-            curves[row.name] = [(int(s), float(np.mean([v[s] for v in values]))) for s in steps]
-    return curves
 
 
 def chosen_scores(
@@ -166,7 +140,7 @@ def chosen_scores(
     if not scored:
         names = sorted({name for e in evaluations for name in e.scores})
         raise ValueError(f"choose={rule!r}: no evaluation has this score; they have {names}")
-    sign = -1 if key.rpartition("/")[2] in metrics.LESS_IS_BETTER else 1
+    sign = -1 if less_is_better(rule) else 1
     best = first_best({e.step: sign * value for value, e in scored})
     scores = next(e.scores for e in evaluations if e.step == best)
     return scores, has_read_test or key.startswith("test/"), len(scored)
@@ -189,15 +163,11 @@ def _row(study: Study, row: Row, by_row: Mapping[str, list[Run]]) -> TableRow:
     for score in study.scores:
         numbers = {unit: scores.get(score_key(score)) for unit, (scores, _, _) in picked.items()}
         values = {unit: 100 * value for unit, value in numbers.items() if value is not None}
-        if study.test != "folds" and folds > 1:
+        if folds > 1:
             values = _means_over_folds(values, folds)
         values = dict(sorted(values.items()))
         estimate = metrics.student_interval(list(values.values())) if values else None
         cells[score] = Cell(values, estimate)
-    collapsed = None
-    for score, limit in study.collapsed.items():
-        lower = [x for x in picked.values() if (x[0].get(score_key(score)) or 0) < limit]
-        collapsed = (collapsed or 0) + len(lower)
     return TableRow(
         name=row.name,
         cells=cells,
@@ -212,7 +182,6 @@ def _row(study: Study, row: Row, by_row: Mapping[str, list[Run]]) -> TableRow:
         rules=(row.choose,)
         if row.choose
         else tuple(sorted({result.chosen.rule for _, result in finished if result.chosen})),
-        collapsed=collapsed,
         published=study.published.get(row.name, {}),
         comparisons={},
     )
@@ -244,17 +213,16 @@ def _compared(study: Study, rows: list[TableRow]) -> list[TableRow]:
     return rows
 
 
-def less_is_better(study: Study, score: str) -> bool:
+def less_is_better(score: str) -> bool:
     """Returns whether a lower value of a column is the better one."""
-    name = score_key(score).rpartition("/")[2]
-    return score in study.less_is_better or name in metrics.LESS_IS_BETTER
+    return score_key(score).rpartition("/")[2] in metrics.LESS_IS_BETTER
 
 
 def _difference(study: Study, score: str, cell: Cell, other: Cell) -> Comparison | None:
     """Computes the difference by the test of the study; its p-value is not adjusted."""
     shared = [unit for unit in cell.values if unit in other.values]
     a, b = [cell.values[u] for u in shared], [other.values[u] for u in shared]
-    less = less_is_better(study, score)
+    less = less_is_better(score)
     wins = sum((x < y) if less else (x > y) for x, y in zip(a, b, strict=True))
     if study.test == "welch":
         if cell.n < 2 or other.n < 2:
@@ -264,8 +232,6 @@ def _difference(study: Study, score: str, cell: Cell, other: Cell) -> Comparison
         )
     elif len(shared) < 2:
         return None
-    elif study.test == "folds":
-        difference = metrics.fold_difference(a, b, test_per_train=1 / ((study.folds or 2) - 1))
     else:
         difference = metrics.paired_difference(a, b)
     return Comparison(difference, difference.p, wins, len(shared), less)
@@ -275,7 +241,7 @@ def visible(table_rows: Sequence[TableRow], study: Study, score: str) -> str | N
     """Returns a sentence about the smallest difference in a score that the study can see."""
     compared = [row.comparisons[score] for row in table_rows if score in row.comparisons]
     compared = [comparison for comparison in compared if comparison.is_tested]
-    if not compared or study.test == "folds":
+    if not compared:
         return None
     n = min(c.difference.n for c in compared)
     deviation = math.sqrt(np.mean([c.difference.deviation**2 for c in compared]))
@@ -299,7 +265,7 @@ def _number(value: float) -> str:
 def _notes(study: Study, rows: Sequence[TableRow]) -> Iterable[str]:
     if study.test is not None:
         yield from filter(None, (visible(rows, study, score) for score in study.scores))
-    if study.folds and study.test != "folds" and max(c.n for r in rows for c in r.cells.values()):
+    if study.folds and max(c.n for r in rows for c in r.cells.values()):
         yield (
             "Intervals are over repetitions with other seeds; they hold for these folds and these "
             "classes."
@@ -310,9 +276,6 @@ def _notes(study: Study, rows: Sequence[TableRow]) -> Iterable[str]:
                 f"{row.name}: the settings of the best of {len(row.best_of)} trials, by {row.by}; "
                 "the score of that trial itself is not reported."
             )
-    counts = {row.candidates for row in rows if row.candidates}
-    if any(row.test_chosen for row in rows) and len(counts) > 1:
-        yield f"Rows were chosen from different numbers of evaluations: {sorted(counts)}."
     most = max((row.candidates for row in rows if row.test_chosen), default=0)
     if most > 1:
         gain = metrics.expected_best(most)
@@ -323,25 +286,30 @@ def _notes(study: Study, rows: Sequence[TableRow]) -> Iterable[str]:
 
 
 def _provenance(study: Study, all_runs: Sequence[Run]) -> Iterable[str]:
-    runs = [run for run in all_runs if run.outcome.result and run.planned.config]
-    results = [run.outcome.result for run in runs if run.outcome.result]
-    configs = [essential(run.config) for run in runs if run.config]
-    yield f"Study {study.source}, digest {study.digest[:12]}; {counted(len(runs), 'finished run')}."
-    if not runs:
+    results = [r.outcome.result for r in all_runs if r.outcome.result and r.planned.config]
+    count = counted(len(results), "finished run")
+    yield f"Study {study.source}, digest {study.digest[:12]}; {count}."
+    if not results:
         return
-    parts: dict[str, set[str]] = {"steps": {f"{r.steps:,}" for r in results}}
-    for title, field in _DESCRIBED.items():
-        parts[title] = {_spec(config[field]) for config in configs}
-    yield "; ".join(f"{name}: {_listed(x)}" for name, x in parts.items() if x) + "."
-    data = {f"{(r.digests['data'] or '')[:12]} ({_counts(r.data)})" for r in results}
+    data = {
+        f"{(r.digests['data'] or '')[:12]} (test {r.data['test']['images']:,} images of "
+        f"{r.data['test']['classes']:,} classes)"
+        for r in results
+    }
     weights = {
         # People send tables to others, so that no table has a path.
         (pathlib.PurePath(r.pretraining).name if r.pretraining else "none")
         + (f" ({digest[:12]})" if (digest := r.digests.get("weights")) else "")
         for r in results
     }
-    yield f"Data: {_listed(data)}. Pretraining: {_listed(weights)}."
-    code = {_code(r.code) for r in results}
+    steps = {f"{r.steps:,}" for r in results}
+    yield f"Steps: {_listed(steps)}. Data: {_listed(data)}. Pretraining: {_listed(weights)}."
+    code = {
+        "an installed package"
+        if r.code is None
+        else r.code["revision"][:12] + (" with changes (dirty)" if r.code["dirty"] else "")
+        for r in results
+    }
     devices = {f"{r.devices['count']} x {r.devices['kind']}" for r in results}
     versions = {f"jax {r.versions.get('jax')}" for r in results}
     seconds = sum(r.wall_seconds for r in results)
@@ -351,30 +319,10 @@ def _provenance(study: Study, all_runs: Sequence[Run]) -> Iterable[str]:
     )
 
 
-def _spec(spec: Any) -> str:
-    if not isinstance(spec, Mapping):
-        return str(spec)
-    options = ", ".join(f"{k}={v}" for k, v in spec.items() if k != "name" and v is not None)
-    return f"{spec['name']}({options})" if options else spec["name"]
-
-
 def _listed(values: set[str], most: int = 3) -> str:
     ordered = sorted(values)
     more = f" and {len(ordered) - most} others" if len(ordered) > most else ""
     return " | ".join(ordered[:most]) + more
-
-
-def _counts(data: Mapping[str, Mapping[str, int]]) -> str:
-    return ", ".join(
-        f"{name} {counts.get('images', 0):,} images of {counts.get('classes', 0):,} classes"
-        for name, counts in data.items()
-    )
-
-
-def _code(code: Mapping[str, Any] | None) -> str:
-    if code is None:
-        return "an installed package"
-    return code["revision"][:12] + (" with changes (dirty)" if code["dirty"] else "")
 
 
 def _raw(study: Study, by_row: Mapping[str, Sequence[Run]]) -> Iterable[dict[str, Any]]:

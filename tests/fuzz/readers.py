@@ -160,7 +160,7 @@ def _studies(folder):
 
     study = Study("small", "small.py", "ab", (Row("plain", "tiny.py", {}),), seeds=(0, 1))
     runs = [PlannedRun("plain", seed, None, "tiny.py", (), f"digest{seed}") for seed in range(2)]
-    StudyFolder(folder / "study", folder / "runs").record(study, {"plain": {"steps": 6}}, runs)
+    StudyFolder(folder / "study", folder / "runs").record(study, runs)
 
 
 def _read_study(path):
@@ -170,7 +170,7 @@ def _read_study(path):
     folder = StudyFolder(path)
     folder.planned()
     study = Study("small", "small.py", "ab", (Row("plain", "tiny.py", {}),))
-    folder.record(study, {"plain": {"steps": 6}}, folder.planned())
+    folder.record(study, folder.planned())
 
 
 def _adapters(folder):

@@ -200,29 +200,27 @@ class Studies:
             PlannedRun("plain", seed, None, "tiny.py", (), f"digest{seed}") for seed in range(4)
         ]
         run = root / "by_digest" / "digest0"
-        yield lambda: folder.record(study, {"plain": {}}, runs[:1])
-        yield lambda: folder.record(study, {"plain": {}}, runs[1:3])
-        yield lambda: outcomes.check_locks(run)
+        yield lambda: folder.record(study, runs[:1])
+        yield lambda: folder.record(study, runs[1:3])
+        yield run.mkdir
         yield lambda: outcomes.mark_failed(run, "out of memory", exit_status=1)
-        yield lambda: folder.record(study, {"plain": {}}, runs[3:])
+        yield lambda: folder.record(study, runs[3:])
         yield lambda: outcomes.forget_failure(run)
-        yield lambda: outcomes.count_kill(run)
 
     def write(self, root):
         for step in self.steps(root):
             step()
             acknowledge()
 
-    # Runs in the index, whether the run has a folder, its failure and its kills after each step.
+    # Runs in the index, whether the run has a folder, and its failure after each step.
     states = (
-        (0, False, None, 0),
-        (1, False, None, 0),
-        (3, False, None, 0),
-        (3, True, None, 0),
-        (3, True, "out of memory", 0),
-        (4, True, "out of memory", 0),
-        (4, True, None, 0),
-        (4, True, None, 1),
+        (0, False, None),
+        (1, False, None),
+        (3, False, None),
+        (3, True, None),
+        (3, True, "out of memory"),
+        (4, True, "out of memory"),
+        (4, True, None),
     )
 
     def problem(self, root, count):
@@ -236,8 +234,7 @@ class Studies:
             runs = 0
         run = root / "by_digest" / "digest0"
         outcome = outcomes.outcome(run)
-        marks = outcomes.read_json(run / "kills.json", "", {"kills": int}) or {"kills": 0}
-        state = runs, run.is_dir(), outcome.message or None, marks["kills"]
+        state = runs, run.is_dir(), outcome.message or None
         expected = self.states[count : count + 2]
         return None if state in expected else f"{state}, not one of {expected}"
 

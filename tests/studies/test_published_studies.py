@@ -16,7 +16,7 @@ from dmljax.config.build import build
 from dmljax.data.sampling.base import group
 from dmljax.data.sampling.published import chunks_epoch_length
 from dmljax.runs import training
-from dmljax.studies import checks, study_file
+from dmljax.studies import plan, study_file
 from dmljax.train import evaluation
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -78,7 +78,7 @@ def test_its_docstring_has_the_command(file):
 @each_study
 def test_the_config_of_every_row_is_read(name):
     study = study_file.read(name)
-    configs = checks.check_rows(study)
+    configs = plan.check_rows(study)
     own_runs = [row for row in study.rows if row.runs_of is None and not row.best_of]
     assert set(configs) == {row.name for row in own_runs}
     for row in study.published.values():
@@ -116,7 +116,7 @@ def test_backbones_are_rows_with_the_scores_of_the_frozen_net(tmp_path, monkeypa
     monkeypatch.setattr(at_hand, "weights_at_hand", lambda folder=None: here)
     for dataset, value in (("cub200", 79.7), ("inshop", 33.4)):
         study = study_file.read(f"{ROOT}/studies/backbones.py:dataset={dataset}")
-        configs = checks.check_rows(study)
+        configs = plan.check_rows(study)
         assert list(configs) == list(here)
         assert configs["clip_b16"]["net"]["name"] == "clip_b16"
         assert {c["dataset"]["name"] for c in configs.values()} == {dataset}
@@ -139,7 +139,7 @@ def test_what_learns_are_rows_with_one_head_and_loss(tmp_path, monkeypatch):
     here = {name: file for name in ("mobilenet_v2", "dinov2_s14")}
     monkeypatch.setattr(at_hand, "weights_at_hand", lambda folder=None: here)
     study = study_file.read(f"{ROOT}/studies/ladder.py:dataset=cub200,net=dinov2_s14")
-    configs = checks.check_rows(study)
+    configs = plan.check_rows(study)
     trained = {name: config["trained"] for name, config in configs.items()}
     assert trained["LoRA, rank 16"] == {"name": "lora", "rank": 16}
     assert trained["DoRA, rank 16"] == {"name": "lora", "rank": 16, "dora": True}
@@ -157,7 +157,7 @@ def test_each_row_changes_one_part_of_the_augmentation(tmp_path, monkeypatch):
     file = tmp_path / "weights.pth"
     file.write_bytes(b"weights")
     monkeypatch.setattr(at_hand, "weights_at_hand", lambda folder=None: {"mobilenet_v2": file})
-    configs = checks.check_rows(study_file.read(f"{ROOT}/studies/augmentation.py:dataset=cub200"))
+    configs = plan.check_rows(study_file.read(f"{ROOT}/studies/augmentation.py:dataset=cub200"))
     first, *others = [dict(config["transform"]) for config in configs.values()]
     assert first["area"] == [0.4, 1.0] and not {"flip", "color"} & set(first)
     changed = [{k for k in other if other[k] != first.get(k)} for other in others]
@@ -181,7 +181,7 @@ def test_the_samplers_and_not_the_files_say_how_long_70_epochs_are(root_of):
 
 def test_rankings_of_the_review_are_cut_as_published():
     study = study_file.read(str(ROOT / "studies" / "review_tinyimagenet.py"))
-    computed = {name for c in checks.check_rows(study).values() for name in _cut_names(c)}
+    computed = {name for c in plan.check_rows(study).values() for name in _cut_names(c)}
     assert {score for score in study.scores if "@max" in score} == computed
 
 
@@ -192,7 +192,7 @@ def _cut_names(config):
 def test_the_search_moves_the_decay_of_every_parameter():
     for dataset, sampler in (("cub200", "random_class_count"), ("cars196", "class_chunks")):
         study = study_file.read(f"{ROOT / 'studies' / 'graph_search.py'}:dataset={dataset}")
-        configs = checks.check_rows(study)
+        configs = plan.check_rows(study)
         published = configs["published setting"]["sampler"]
         assert published["name"] == sampler and published.get("classes", 10) == 10
         trials = [row for row in study.rows if row.name in study.candidates]
