@@ -13,7 +13,7 @@ from evaluation import products, seconds
 
 from dmljax import metrics
 from dmljax.main import settle_environment, tune_cpu
-from dmljax.report import diagnosis_classes, diagnosis_items, projection
+from dmljax.report import findings, projection
 
 
 def main() -> None:
@@ -46,16 +46,19 @@ def main() -> None:
     recalls = values["R@1"]
     scores = (recalls, values["MAP@R"], values["RP"], values["MRR"])
     step("interval, 4 scores", lambda: [metrics.interval(v, groups=labels) for v in scores])
-    step("class_table", lambda: diagnosis_classes.class_table(x, labels, recalls, values["MAP@R"]))
-    step("confusions", lambda: diagnosis_classes.confusions(labels, recalls, near.other))
-    step("hubs", lambda: diagnosis_items.hubs(near.nearest, labels))
+    step(
+        "class_table",
+        lambda: findings.class_table(x, labels, recalls, values["MAP@R"], count=labels.max() + 1),
+    )
+    step("confusions", lambda: findings.confusions(labels, recalls, near.other))
+    step("hubs", lambda: findings.hub_counts(near.nearest, labels))
     step(
         "suspected_labels",
-        lambda: diagnosis_items.suspected_labels(near, histograms, recalls, dimension=x.shape[1]),
+        lambda: findings.suspected_labels(near, histograms, recalls, dimension=x.shape[1]),
     )
     own = near.own_similarity[near.own >= 0]
     threshold = float(np.quantile(own, 0.99))
-    step("near_duplicates", lambda: diagnosis_items.near_duplicates(x, labels, threshold=threshold))
+    step("near_duplicates", lambda: findings.near_duplicates(x, labels, threshold=threshold))
     step("spectrum, rho_spectrum", lambda: (metrics.spectrum(x), metrics.rho_spectrum(x)))
     step("density", lambda: metrics.density(x, labels))
     if not arguments.no_map:

@@ -2,7 +2,7 @@
 
 The names of a kind are those in `__all__` of its module whose functions take the arguments that the
 kind requires. So a new loss is found by its name as soon as its module exports it, and a helper
-next to it, such as `sampling.coverage`, is not mistaken for a sampler. Imports no jax.
+next to it, such as `sampling.group`, is not mistaken for a sampler. Imports no jax.
 """
 
 import dataclasses

@@ -57,7 +57,9 @@ def timing_of(
     # By default, a run that is killed loses no more than a fifth of its steps.
     intervals = (options.checkpoint.every, options.evaluate.every, max(-(-total // 5), 1))
     saves = next(x for x in intervals if x is not None)
-    note = sampler.describe(groups)
+    note = ""
+    if (classes := options.sampler.get("classes", 0)) > (count := len(groups.count)):
+        note = f"a batch has all {count} classes instead of {classes}"
     neighbor_steps: Collection[int] = ()
     if "neighbors" in inspect.signature(chosen.func).parameters:
         search = options.sampler.get("every", "1 epoch")

@@ -193,7 +193,7 @@ def npz(*, path: str | os.PathLike, split: float | Sequence[str] | None = None) 
     if not file.is_file():
         raise FileNotFoundError(f"npz: {file} does not exist; set path= to an .npz file")
     try:
-        with np.load(file, allow_pickle=False) as arrays:
+        with file.open("rb") as content, np.load(content, allow_pickle=False) as arrays:
             data = {name: arrays[name] for name in _ARRAYS if name in arrays}
         if problem := _array_problem(data):
             raise ValueError(problem)

@@ -48,8 +48,8 @@ def read_baseline(
     is_finite, is_baseline_finite = (np.isfinite(x).all(axis=1) for x in (embeddings, vectors))
     if len(rows := np.flatnonzero(is_finite != is_baseline_finite)):
         raise ValueError(
-            f"{counted(len(rows), 'row')} with a NaN or an infinity in only one of {name} and "
-            f"{baseline} (first: row {rows[0]}): write NaN into both, and the image is left out"
+            f"row {rows[0]} has a NaN or an infinity in only one of {name} and {baseline}: write "
+            "NaN into both, and the image is left out"
         )
     return vectors
 
@@ -63,10 +63,11 @@ def _vectors(flag: str, path: str | os.PathLike) -> np.ndarray:
     """Reads the embeddings of a file in float32; warns about rows of NaN and rows of zeros."""
     _check_file(flag, path)
     vectors = _array(path)
-    if vectors.ndim != 2 or 0 in vectors.shape:
-        raise ValueError(f"{path} must be an array [items, dimensions], got shape {vectors.shape}")
-    if vectors.dtype.kind != "f":
-        raise ValueError(f"{path} must hold floating-point numbers, got {vectors.dtype}")
+    if vectors.ndim != 2 or 0 in vectors.shape or vectors.dtype.kind != "f":
+        raise ValueError(
+            f"{path} must hold floating-point numbers [items, dimensions], got {vectors.dtype} of "
+            f"shape {vectors.shape}"
+        )
     is_finite = np.isfinite(vectors).all(axis=1)
     if not is_finite.any():
         raise ValueError(f"every row of {path} holds a NaN or an infinity")
@@ -99,17 +100,12 @@ def image_paths(folder: str | os.PathLike, count: int) -> list[pathlib.Path]:
 
 
 def _array(path: str | os.PathLike) -> np.ndarray:
-    with open(path, "rb") as file:
-        start = file.read(6)
-    if start[:4] == b"PK\x03\x04":
-        raise ValueError(f"{path} must be one .npy file, got several arrays (.npz)")
-    if start != b"\x93NUMPY":
-        raise ValueError(f"{path} is not a .npy file: write one with numpy.save(FILE, array)")
     try:
-        array = np.load(path, allow_pickle=False, mmap_mode="r")
+        return np.lib.format.open_memmap(path, mode="r")
     except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} is damaged, or holds Python objects") from error
-    return array
+        raise ValueError(
+            f"{path} is not an array of numbers or names by numpy.save(FILE, array): {error}"
+        ) from error
 
 
 def _labels(path: pathlib.Path) -> tuple[np.ndarray, tuple[str, ...], dict[str, np.ndarray]]:

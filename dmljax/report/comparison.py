@@ -167,10 +167,9 @@ def compare_runs(
         raise ValueError(f"a comparison needs two runs, got {len(names)}")
     first = runs[names[0]]
     for name in names[1:]:
-        if reasons := scores_file.differences(first, runs[name]):
+        if reason := scores_file.difference(first, runs[name]):
             raise ValueError(
-                f"{names[0]} and {name} cannot be compared, because their test sets differ in "
-                f"{', and in '.join(reasons)}"
+                f"{names[0]} and {name} cannot be compared: their test sets differ in {reason}"
             )
     scores: dict[str, dict[str, RunScore]] = {}
     for score, values in first.values.items():

@@ -17,12 +17,12 @@ from PIL import Image
 from dmljax import metrics, retrieval
 from dmljax.data.decode import UnreadableImage
 from dmljax.data.splits import Search, Split
-from dmljax.report import diagnosis_classes, diagnosis_items, sprites
+from dmljax.report import findings, sprites
 
 NEIGHBORS = 10
 _FMRS = tuple(sorted({1 / (m * 10**e) for e in range(1, 7) for m in (1, 2, 5)}, reverse=True)[:16])
 _MOST_LISTED = 200
-_MOST_CONFUSIONS = 60
+_MOST_CONFUSIONS, _FEWEST_CONFUSED, _EXAMPLES = 60, 2, 6
 _MOST_HUBS = 12
 _LEAST_WRONG = 10  # a hub is found by at least this many queries of other classes
 _NEAR = 0.99  # duplicates are nearer than this fraction of the best partners within a class
@@ -121,64 +121,59 @@ def histograms(data: Data) -> metrics.SimilarityHistograms:
     return metrics.similarity_histograms(*data.pairs, **data.search.options)
 
 
-def class_table(data: Data, per_query: Mapping[str, np.ndarray], map_at_r: np.ndarray):
+def class_table(
+    data: Data, per_query: Mapping[str, np.ndarray], map_at_r: np.ndarray
+) -> dict[str, np.ndarray]:
     """Builds one row per class: counts, scores, tightness and the next class; NaN without images.
 
     `map_at_r [n]` chooses the example of a class: its worst query.
     """
-    table = diagnosis_classes.class_table(
+    count = len(data.split.names)
+    table = findings.class_table(
         *data.pairs,
         per_query["R@1"],
         per_query["MAP@R"],
+        count=count,
         devices=data.devices,
         **data.search.options,
     )
-    count, labels = len(data.split.names), table.labels
-    following, queries = np.full(count, count, np.uint32), np.zeros(count, np.uint32)
-    has_next = table.next_class >= 0
-    following[labels[has_next]] = labels[table.next_class[has_next]]
-    queries[labels] = table.queries
-    example = np.full(count, len(data.split), np.uint32)
+    if count < 3:
+        del table["next"], table["next_similarity"]
+    example = np.full(count, len(data.split))
     # The query with the worst score is written last, so it is the example.
     by_score = np.argsort(-map_at_r[data.search.queries], kind="stable")
     example[data.search.labels[by_score]] = data.search.queries[by_score]
-    order = np.concatenate([labels[table.order], np.setdiff1d(np.arange(count), labels)])
-    rows: dict[str, Any] = {
-        "count": np.bincount(data.split.labels, minlength=count).astype(np.uint32),
-        "queries": queries,
-        "order": order.astype(np.uint32),
-        "example": example,
+    table |= {"count": np.bincount(data.split.labels, minlength=count), "example": example}
+    return {
+        name: values.astype(np.float32 if values.dtype.kind == "f" else np.uint32)
+        for name, values in table.items()
     }
-    columns = {"recall": table.recall_at_1, "map_at_r": table.map_at_r, "upper": table.upper}
-    columns["inside"] = table.inside
-    if len(labels) > 2:
-        rows["next"] = following
-        columns["next_similarity"] = table.next_similarity
-    for name, values in columns.items():
-        rows[name] = np.full(count, np.nan, np.float32)
-        rows[name][labels] = values
-    return rows
 
 
 def confusions(
     data: Data, per_query: Mapping[str, np.ndarray], near: metrics.Neighborhoods
 ) -> dict[str, Any]:
     """Builds the pairs of confused classes, with examples: a query and its nearest item."""
-    confused = diagnosis_classes.confusions(
-        data.search.labels, per_query["R@1"], near.other, gallery_labels=data.search.item_labels
+    recalls, labels = per_query["R@1"], data.search.labels
+    confused = findings.confusions(
+        labels, recalls, near.other, gallery_labels=data.search.item_labels
     )
+    sizes = np.bincount(labels[~np.isnan(recalls)], minlength=len(data.split.names))
     pairs = []
-    for k in range(min(len(confused.labels), _MOST_CONFUSIONS)):
-        queries = confused.examples[k][confused.examples[k] >= 0]
-        nearest = data.items_at(near.other[queries])
+    for (a, b), queries in list(confused.items())[:_MOST_CONFUSIONS]:
+        if len(queries) < _FEWEST_CONFUSED:
+            break
+        nearest = data.items_at(near.other[queries[:_EXAMPLES]])
         pairs.append(
             {
-                "a": int(confused.labels[k]),
-                "b": int(confused.taken_for[k]),
-                "count": int(confused.counts[k]),
-                "of": int(confused.queries[k]),
-                "back": int(confused.reverse[k]),
-                "examples": np.stack([data.search.queries[queries], nearest], axis=1).tolist(),
+                "a": a,
+                "b": b,
+                "count": len(queries),
+                "of": int(sizes[a]),
+                "back": len(confused.get((b, a), ())),
+                "examples": np.stack(
+                    [data.search.queries[queries[:_EXAMPLES]], nearest], axis=1
+                ).tolist(),
             }
         )
     return {"pairs": pairs}
@@ -191,7 +186,7 @@ def suspects(
     histograms: metrics.SimilarityHistograms,
 ) -> dict[str, Any]:
     """Lists images whose label may be wrong, with the best partners of both classes."""
-    suspected = diagnosis_items.suspected_labels(
+    suspected, refusal = findings.suspected_labels(
         near, histograms, per_query["R@1"], dimension=data.x.shape[1]
     )
     own, other = data.items_at(near.own), data.items_at(near.other)
@@ -203,15 +198,15 @@ def suspects(
             "to_own": float(near.own_similarity[row]),
             "to_other": float(near.other_similarity[row]),
         }
-        for row in suspected.items[:_MOST_LISTED]
+        for row in suspected[:_MOST_LISTED]
     ]
     note = (
         "Its best partner of its own class is not nearer than a stranger would be by chance, and "
         "an image of another class is as near as real partners are. Most swaps between classes "
         "that look alike are not found."
     )
-    if suspected.refusal:
-        return {"refusal": f"Suspected labels are not listed: {suspected.refusal}."}
+    if refusal:
+        return {"refusal": f"Suspected labels are not listed: {refusal}."}
     return {"suspects": listed, "suspects_note": note} if listed else {}
 
 
@@ -219,34 +214,33 @@ def hubs(data: Data, near: metrics.Neighborhoods) -> dict[str, Any]:
     """Lists images that many queries find wrongly, and `counts` and `wrong` of all images."""
     items = data.search.items
     labels = {"labels": data.search.labels, "gallery_labels": data.search.item_labels}
-    result = diagnosis_items.hubs(near.nearest, **labels)
+    found, found_wrong = findings.hub_counts(near.nearest, **labels)
+    skewness, never_found = findings.skewness(found), np.mean(found == 0)
     counts, wrong = np.zeros((2, len(data.split)), np.int64)
-    counts[items], wrong[items] = result.counts, result.wrong
+    counts[items], wrong[items] = found, found_wrong
     listed = []
-    for place in result.order[:_MOST_HUBS]:
-        if result.wrong[place] < _LEAST_WRONG:
+    for place in np.lexsort((np.arange(len(found)), -found, -found_wrong))[:_MOST_HUBS]:
+        if found_wrong[place] < _LEAST_WRONG:
             break
         finds = (near.nearest == place).any(axis=1)
         finds &= data.search.labels != data.split.labels[items[place]]
         listed.append(
             {
                 "item": int(items[place]),
-                "found": int(result.counts[place]),
-                "wrong": int(result.wrong[place]),
+                "found": int(found[place]),
+                "wrong": int(found_wrong[place]),
                 "queries": data.search.queries[finds][:8].tolist(),
             }
         )
     note = (
         f"How often an image is among the {NEIGHBORS} nearest of a query is "
-        f"{'skewed' if result.skewness > 1 else 'even'} here (skewness "
-        f"{result.skewness:.2f}), and {100 * result.never_found:.1f} % of the images are "
-        "never found. A diagnosis, not a fault."
+        f"{'skewed' if skewness > 1 else 'even'} here (skewness {skewness:.2f}), and "
+        f"{100 * never_found:.1f} % of the images are never found. A diagnosis, not a fault."
     )
     return {
         "counts": counts,
         "wrong": wrong,
-        "skewness": result.skewness,
-        "never_found": result.never_found,
+        "skewness": skewness,
         "hubs": listed,
         "hubs_note": note,
     }
@@ -286,7 +280,7 @@ def _copies(
     if not len(own):
         return float("nan"), []
     threshold, queries = float(np.quantile(own, _NEAR)), data.search.queries
-    pairs = diagnosis_items.near_duplicates(
+    pairs = findings.near_duplicates(
         *data.pairs,
         threshold=threshold,
         gray_fn=None if gray_fn is None else lambda places: gray_fn(queries[places]),
@@ -294,7 +288,7 @@ def _copies(
         devices=data.devices,
         **search,
     )
-    rows = zip(pairs.queries, pairs.items, pairs.similarities, strict=True)
+    rows = zip(*pairs, strict=True)
     return threshold, [(int(queries[a]), int(b), float(cosine)) for a, b, cosine in rows]
 
 

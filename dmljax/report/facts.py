@@ -16,7 +16,7 @@ from dmljax.data import splits
 from dmljax.data.splits import Split
 from dmljax.hints import counted
 from dmljax.metrics.significance import FEWEST_CLASSES
-from dmljax.report import diagnosis, diagnosis_items, projection, scores_file, sprites
+from dmljax.report import diagnosis, findings, projection, scores_file, sprites
 from dmljax.report.diagnosis import NEIGHBORS
 from dmljax.report.scores_file import QueryScores
 
@@ -167,7 +167,7 @@ def make(
     positions = attempt("map", _positions, data, seed) if pictures else None
     items = _items(data, per_query, near, hubness, positions)
     # Queries whose nearest item is wrong, worst first.
-    order = diagnosis_items.worst_queries(items.first, items.map_at_r.astype(np.float64))
+    order = findings.worst_queries(items.first, items.map_at_r.astype(np.float64))
     order = order[items.hits[order] == 0]
     confused = None
     if len(data.split.names) >= _FEWEST_CLASSES_FOR_CONFUSIONS:

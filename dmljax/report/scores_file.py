@@ -164,24 +164,16 @@ def read(folder: str | os.PathLike) -> QueryScores:
         ) from error
 
 
-def differences(a: QueryScores, b: QueryScores) -> list[str]:
-    """Lists the differences of two test sets; empty if their queries are the same."""
-    if a.split != b.split:
-        return [f"the splits {a.split!r} and {b.split!r}"]
-    reasons = []
-    if len(a.classes) != len(b.classes):
-        reasons.append(f"{len(a.classes):,} and {len(b.classes):,} classes")
-    elif a.classes != b.classes:
-        old, new = next((x, y) for x, y in zip(a.classes, b.classes, strict=True) if x != y)
-        reasons.append(f"the names of classes ({old!r} and {new!r})")
-    if len(a.queries) != len(b.queries):
-        reasons.append(f"{len(a.queries):,} and {len(b.queries):,} queries")
-    elif not np.array_equal(a.queries, b.queries):
-        reasons.append("the images that could be read")
-    elif not np.array_equal(a.labels, b.labels):
-        reasons.append(f"the labels of {int((a.labels != b.labels).sum()):,} queries")
-    elif not np.array_equal(a.first > 0, b.first > 0):
-        reasons.append("the gallery")
-    if not reasons and a.items != b.items:
-        reasons.append("the images of the test set, their names or their protocol")
-    return reasons
+def difference(a: QueryScores, b: QueryScores) -> str:
+    """Describes in what two test sets differ; "" if their queries are the same."""
+    sizes = {
+        "split": (a.split, b.split),
+        "number of classes": (len(a.classes), len(b.classes)),
+        "number of queries": (len(a.queries), len(b.queries)),
+    }
+    if reasons := [f"the {name} ({x} and {y})" for name, (x, y) in sizes.items() if x != y]:
+        return ", and in ".join(reasons)
+    is_same = a.classes == b.classes and a.items == b.items
+    for x, y in ((a.queries, b.queries), (a.labels, b.labels), (a.first > 0, b.first > 0)):
+        is_same = is_same and np.array_equal(x, y)
+    return "" if is_same else "the images, the labels, the names of classes, or the protocol"

@@ -16,7 +16,7 @@ _WIDEST = 48  # characters of a name
 
 
 def of_facts(facts: Facts) -> RenderableType:
-    """Returns the scores of one model with their ranges, and the sentences about them."""
+    """Returns the scores of one model with their ranges."""
     parts: list[RenderableType] = [Text(f"{facts.title}: {facts.headline or 'no score'}", "bold")]
     parts += [Text(line) for line in (facts.rule, facts.warning) if line]
     if facts.scores is None:
@@ -28,13 +28,6 @@ def of_facts(facts: Facts) -> RenderableType:
         for name, value, *remaining in facts.scores["table"]["rows"]:
             table.add_row(*map(Text, (name, value, ranges.get(name, ""), *remaining)))
         parts += [table, Text(facts.scores["note"])]
-    for look in facts.looks:
-        line = Text("- ")
-        for part in look["parts"]:
-            line.append(part if isinstance(part, str) else _short(facts.names[part["class"]]))
-        parts.append(line)
-    for fault in facts.faults:
-        parts.append(Text(f"The section {fault.section!r} could not be made: {fault.message}"))
     return Group(*parts)
 
 

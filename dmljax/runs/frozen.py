@@ -151,8 +151,8 @@ def _scores(
 
 
 def _against(run: Run, scores: QueryScores, frozen: QueryScores) -> list[Against]:
-    if reasons := scores_file.differences(scores, frozen):
-        raise ValueError(f"the frozen backbone was scored on other images: {', '.join(reasons)}")
+    if reason := scores_file.difference(scores, frozen):
+        raise ValueError(f"the frozen backbone and the run were scored on other images: {reason}")
     rows = []
     for name in SCORES:
         values = frozen.values[name]

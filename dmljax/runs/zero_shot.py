@@ -22,14 +22,7 @@ from dmljax.data.records import Reader
 from dmljax.data.splits import Split
 from dmljax.files import image_formats, parts
 from dmljax.files.writing import make_folder, write_text
-from dmljax.report import (
-    compare_page,
-    comparison,
-    diagnosis,
-    diagnosis_items,
-    page,
-    scores_file,
-)
+from dmljax.report import compare_page, comparison, diagnosis, findings, page, scores_file
 from dmljax.report import facts as facts_lib
 from dmljax.report.comparison import RunComparison
 from dmljax.runs.page import short_names
@@ -295,7 +288,7 @@ def _near_duplicates(
     rows = np.flatnonzero(readable)
     gray_fn = diagnosis.gray_copies(reader)
     assert gray_fn is not None
-    pairs = diagnosis_items.near_duplicates(
+    pairs = findings.near_duplicates(
         embeddings[rows],
         np.arange(len(rows)),
         threshold=_NEAR_DUPLICATES,
@@ -304,5 +297,5 @@ def _near_duplicates(
     )
     return [
         {"a": int(rows[a]), "b": int(rows[b]), "similarity": float(s)}
-        for a, b, s in zip(pairs.queries, pairs.items, pairs.similarities, strict=True)
+        for a, b, s in zip(*pairs, strict=True)
     ]

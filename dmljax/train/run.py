@@ -73,7 +73,7 @@ class Run(NamedTuple):
     test: Split
     sample_fn: Callable  # (groups, *, seed, step[, neighbors]) -> indices of the global batch
     neighbor_steps: Collection[int]  # after which the sampler gets the nearest classes
-    sampler_note: str  # for the header, such as how soon every image is used
+    sampler_note: str  # for the header, such as a smaller number of classes
     attention_note: str  # for the header; empty for a net without attention
     transform_fn: Transform
     eval_transform_fn: Transform

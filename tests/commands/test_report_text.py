@@ -77,7 +77,9 @@ def test_runs_on_other_test_sets(runs, tmp_path):
     shutil.copytree(runs / "b", tmp_path / "b")
     scores = scores_file.read(tmp_path / "b")
     scores_file.write(tmp_path / "b", scores._replace(items="0"))
-    with pytest.raises(ValueError, match="a and b cannot be compared, because their test sets"):
+    with pytest.raises(
+        ValueError, match="a and b cannot be compared: their test sets differ in the images"
+    ):
         main.main(["report", str(runs / "a"), str(tmp_path / "b"), "--text"])
 
 
@@ -97,7 +99,6 @@ def test_embeddings_of_another_program(tmp_path, capsys):
     text = _printed(capsys, *_files(tmp_path, vectors, names[labels]))
     assert "119 queries; 1 image could not be read" in text
     assert "only 12 classes: the range is rough" in text
-    assert "Most frequent confusion: [bold]</script> 9 taken for [bold]</script> 0, 3 of 13" in text
 
 
 def _against_baseline(folder, spread):
@@ -169,12 +170,12 @@ def test_embeddings_against_a_baseline(tmp_path, capsys, spread):
     ("change", "message"),
     [
         (lambda x: x[:-1], "old.npy has 119 rows, but .*x.npy has 120: row i of both"),
-        (lambda x: x[:, 0], r"old.npy must be an array \[items, dimensions\], got shape \(120,\)"),
+        (lambda x: x[:, 0], r"old.npy must hold floating-point .*, got float64 of shape \(120,\)"),
         (
             lambda x: np.nan_to_num(x),
-            r"1 row with a NaN or an infinity in only one of .*x.npy and .*first: row 7",
+            r"row 7 has a NaN or an infinity in only one of .*x.npy and .*old.npy",
         ),
-        (lambda x: x.astype(int), "old.npy must hold floating-point numbers, got int64"),
+        (lambda x: x.astype(int), "old.npy must hold floating-point numbers .*, got int64"),
         (lambda x: np.full_like(x, np.nan), "every row of .*old.npy holds a NaN"),
         (None, "--baseline=.*old.npy: the file does not exist"),
     ],

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dmljax.config import registry
-from dmljax.data import pipeline, sampling
+from dmljax.data import pipeline
 from dmljax.data.sampling import sampler
 from dmljax.data.transforms import transform
 
@@ -55,7 +55,6 @@ def test_batches_of_foreign_functions(my_module):
         assert batch["labels"].tolist() == [2, 2, 0, 0]
     epoch_end = sampler.epoch_end_fn(sample_fn, splits.train.labels, seed=0)
     assert epoch_end(3) == 3 * (9 // 4)
-    assert sample_fn.describe(sampling.group(splits.train.labels)) == ""
 
 
 def test_a_foreign_function_of_another_kind_is_refused(my_module):

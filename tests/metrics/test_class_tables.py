@@ -7,7 +7,7 @@ import pytest
 from item_cases import case, every_kind, pairs
 
 from dmljax import metrics
-from dmljax.report import diagnosis_classes
+from dmljax.report import findings
 
 
 def _scores(kind, d=5):
@@ -36,32 +36,32 @@ def test_class_table(kind):
         {c: unit[y == c].mean(axis=0) for c in set(y.tolist())}
         for unit, (_, y) in zip(units, sides, strict=True)
     ]
-    table = diagnosis_classes.class_table(embeddings, labels, recalls, precisions, **search)
-    assert table.labels.tolist() == sorted({*means[0], *means[1]})
-    for row, label in enumerate(table.labels.tolist()):
+    count = max(*labels, *gallery_labels) + 2
+    table = findings.class_table(embeddings, labels, recalls, precisions, count=count, **search)
+    for label in range(count):
         scored = (labels == label) & ~np.isnan(recalls)
-        assert table.queries[row] == scored.sum()
-        assert table.items[row] == (sides[1][1] == label).sum()
+        assert table["queries"][label] == scored.sum()
         expected = (
             [recalls[scored].mean(), precisions[scored].mean()] if scored.any() else [np.nan] * 2
         )
-        np.testing.assert_allclose([table.recall_at_1[row], table.map_at_r[row]], expected)
+        np.testing.assert_allclose([table["recall"][label], table["map_at_r"][label]], expected)
         of_class = is_same & counts & (labels == label)[:, None]
         expected = similarities[of_class].mean() if of_class.any() else np.nan
-        np.testing.assert_allclose(table.inside[row], expected, atol=1e-6)
+        np.testing.assert_allclose(table["inside"][label], expected, atol=1e-6)
         cosines = {
             c: means[0][label] @ m / (np.linalg.norm(means[0][label]) * np.linalg.norm(m))
             for c, m in means[1].items()
             if c != label and label in means[0] and np.linalg.norm(means[0][label]) > 0
         }
+        following, similarity = table["next"][label], table["next_similarity"][label]
         if cosines:
             best = max(cosines, key=cosines.get)
-            assert table.labels[table.next_class[row]] == best
-            np.testing.assert_allclose(table.next_similarity[row], cosines[best], atol=1e-6)
+            assert following == best
+            np.testing.assert_allclose(similarity, cosines[best], atol=1e-6)
         elif label not in means[0]:
-            assert table.next_class[row] == -1 and np.isnan(table.next_similarity[row])
-    upper = table.upper[table.order]
-    assert sorted(table.order) == list(range(len(table.labels)))
+            assert following == count and np.isnan(similarity)
+    upper = table["upper"][table["order"]]
+    assert sorted(table["order"]) == list(range(count))
     assert (np.diff(upper[~np.isnan(upper)]) >= 0).all()
     assert np.isnan(upper[(~np.isnan(upper)).sum() :]).all()  # classes without queries come last
 
@@ -69,54 +69,28 @@ def test_class_table(kind):
 def test_wilson_limit_solves_its_equation():
     """The limit u is the largest share with (p - u)^2 = z^2 u (1 - u) / n."""
     for successes, trials in ((0, 2), (0, 50), (7, 10), (40, 40)):
-        u = float(diagnosis_classes.wilson_upper(np.array([successes]), np.array([trials]))[0])
+        u = float(findings.wilson_upper(np.array([successes]), np.array([trials]))[0])
         p = successes / trials
         assert (p - u) ** 2 == pytest.approx(1.959964**2 * u * (1 - u) / trials, abs=1e-7)
         assert p - 1e-12 <= u <= 1 + 1e-12
-    assert np.isnan(diagnosis_classes.wilson_upper(np.array([0]), np.array([0])))[0]
+    assert np.isnan(findings.wilson_upper(np.array([0]), np.array([0])))[0]
 
 
 @every_kind
-@pytest.mark.parametrize("fewest", [1, 2])
-def test_confusions(kind, fewest):
+def test_confusions(kind):
     embeddings, labels, search = case(kind, d=2)
     recalls, _ = _scores(kind, d=2)
     gallery_labels = search.get("gallery_labels", labels)
     other = metrics.neighborhoods(embeddings, labels, **search).other
-    counts, examples = {}, {}
+    queries = {}
     for i, label in enumerate(labels.tolist()):
         if recalls[i] == 0 and other[i] >= 0:
-            key = label, int(gallery_labels[other[i]])
-            counts[key] = counts.get(key, 0) + 1
-            examples.setdefault(key, []).append(i)
-    listed = {k: v for k, v in counts.items() if v >= fewest}
-    table = diagnosis_classes.confusions(
-        labels,
-        recalls,
-        other,
-        gallery_labels=search.get("gallery_labels"),
-        fewest=fewest,
-        examples=2,
-    )
-    keys = list(zip(table.labels.tolist(), table.taken_for.tolist(), strict=True))
-    assert keys == sorted(listed, key=lambda k: (-counts[k], -counts.get(k[::-1], 0), k))
-    assert keys or fewest > 1
-    for row, key in enumerate(keys):
-        assert table.counts[row] == counts[key]
-        assert table.reverse[row] == counts.get(key[::-1], 0)
-        assert table.queries[row] == ((labels == key[0]) & ~np.isnan(recalls)).sum()
-        assert [i for i in table.examples[row].tolist() if i >= 0] == examples[key][:2]
-
-
-def test_no_confusion():
-    table = diagnosis_classes.confusions(np.arange(4), np.ones(4), np.array([1, 0, 3, 2]))
-    assert not len(table.counts) and table.examples.shape == (0, 6)
-
-
-def test_a_query_without_an_item_of_another_class_is_not_confused():
-    labels, recalls = np.array([0, 0, 0, 1, 1]), np.array([0.0, 1.0, 0.0, 0.0, 1.0])
-    table = diagnosis_classes.confusions(labels, recalls, np.array([3, -1, 4, 0, -1]))
-    assert table.counts.tolist() == [2]
+            queries.setdefault((label, int(gallery_labels[other[i]])), []).append(i)
+    count = {pair: len(rows) for pair, rows in queries.items()}
+    listed = sorted(queries, key=lambda pair: (-count[pair], -count.get(pair[::-1], 0), pair))
+    item_labels = search.get("gallery_labels")
+    confused = findings.confusions(labels, recalls, other, gallery_labels=item_labels)
+    assert listed and list(confused.items()) == [(pair, queries[pair]) for pair in listed]
 
 
 def test_density():

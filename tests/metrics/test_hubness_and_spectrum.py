@@ -8,7 +8,7 @@ from item_cases import case, every_kind
 from scipy import stats
 
 from dmljax import metrics
-from dmljax.report import diagnosis_items
+from dmljax.report import findings
 
 
 @every_kind
@@ -16,22 +16,14 @@ def test_hubs(kind):
     embeddings, labels, search = case(kind)
     gallery_labels = search.get("gallery_labels", labels)
     nearest = metrics.neighborhoods(embeddings, labels, k=4, **search).nearest
-    hubs = diagnosis_items.hubs(nearest, labels, gallery_labels=search.get("gallery_labels"))
+    item_labels = search.get("gallery_labels")
+    counts, wrong = findings.hub_counts(nearest, labels, gallery_labels=item_labels)
     for j in range(len(gallery_labels)):
         finders = [i for i in range(len(labels)) if j in nearest[i]]
-        assert hubs.counts[j] == len(finders)
-        assert hubs.wrong[j] == sum(labels[i] != gallery_labels[j] for i in finders)
-    assert hubs.skewness == pytest.approx(stats.skew(hubs.counts))
-    assert hubs.never_found == pytest.approx(np.mean(hubs.counts == 0))
-    ordered = sorted(
-        np.flatnonzero(hubs.counts), key=lambda j: (-hubs.wrong[j], -hubs.counts[j], j)
-    )
-    assert hubs.order.tolist() == ordered
-
-
-def test_even_counts_have_no_skewness():
-    nearest = np.array([[1], [2], [0]])
-    assert diagnosis_items.hubs(nearest, np.arange(3)).skewness == 0
+        assert counts[j] == len(finders)
+        assert wrong[j] == sum(labels[i] != gallery_labels[j] for i in finders)
+    assert findings.skewness(counts) == pytest.approx(stats.skew(counts))
+    assert findings.skewness(np.ones(3, int)) == 0  # even counts
 
 
 def test_spectrum():

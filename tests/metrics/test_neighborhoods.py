@@ -5,7 +5,7 @@ import pytest
 from item_cases import case, every_kind, pairs
 
 from dmljax import metrics, retrieval
-from dmljax.report import diagnosis_items
+from dmljax.report import findings
 
 
 @every_kind
@@ -68,4 +68,4 @@ def test_worst_queries():
     first = rng.integers(0, 6, 80)
     map_at_r = np.where(first > 0, rng.integers(0, 4, 80) / 4, np.nan)
     order = sorted((i for i in range(80) if first[i]), key=lambda i: (-first[i], map_at_r[i], i))
-    assert diagnosis_items.worst_queries(first, map_at_r).tolist() == order
+    assert findings.worst_queries(first, map_at_r).tolist() == order

@@ -7,7 +7,7 @@ import pytest
 from item_cases import case, every_kind, pairs
 
 from dmljax import metrics
-from dmljax.report import diagnosis_items
+from dmljax.report import findings
 
 CLASSES, IMAGES, D = 163, 16, 64  # the test split of configs/glyphs.py
 
@@ -28,7 +28,7 @@ def _suspects(embeddings, labels, **options):
     recalls = metrics.per_query(embeddings, labels, ks=(1,), metric_fns={})["R@1"]
     options = {"dimension": embeddings.shape[1]} | options
     recall = recalls[~np.isnan(recalls)].mean() if not np.isnan(recalls).all() else 0
-    return diagnosis_items.suspected_labels(near, histograms, recalls, **options), recall
+    return findings.suspected_labels(near, histograms, recalls, **options), recall
 
 
 def _precision_and_recall(items, planted):
@@ -37,9 +37,9 @@ def _precision_and_recall(items, planted):
 
 
 def test_clean_labels_are_quiet():
-    suspects, recall = _suspects(*_made_up(0))
+    (items, refusal), recall = _suspects(*_made_up(0))
     assert 0.7 < recall < 0.97
-    assert suspects.refusal == "" and len(suspects.items) <= 5  # of 2,608
+    assert refusal == "" and len(items) <= 5  # of 2,608
 
 
 @pytest.mark.parametrize("share", [0.01, 0.03, 0.09])
@@ -53,14 +53,14 @@ def test_planted_faults_are_found(share):
     planted = rng.choice(len(labels), round(share * len(labels)), replace=False)
     labels = labels.copy()
     labels[planted] = (labels[planted] + rng.integers(1, CLASSES, len(planted))) % CLASSES
-    suspects, _ = _suspects(embeddings, labels)
+    (items, refusal), _ = _suspects(embeddings, labels)
     if share > 0.05:
-        assert re.match("[6-9] % of the items are flagged", suspects.refusal)
+        assert re.match("[6-9] % of the items are flagged", refusal)
         return
-    precision, recall = _precision_and_recall(suspects.items, planted)
-    assert suspects.refusal == "" and precision > 0.8 and recall > 0.5
+    precision, recall = _precision_and_recall(items, planted)
+    assert refusal == "" and precision > 0.8 and recall > 0.5
     near = metrics.neighborhoods(embeddings, labels)
-    margins = (near.other_similarity - near.own_similarity)[suspects.items]
+    margins = (near.other_similarity - near.own_similarity)[items]
     assert (np.diff(margins) <= 0).all()
 
 
@@ -70,8 +70,8 @@ def test_swaps_between_look_alikes_are_mostly_not_found():
     planted = np.random.default_rng(4).choice(len(labels), 26, replace=False)
     swapped = labels.copy()
     swapped[planted] = labels[near.other[planted]]
-    suspects, _ = _suspects(embeddings, swapped)
-    assert _precision_and_recall(suspects.items, planted)[1] < 0.6
+    (items, _), _ = _suspects(embeddings, swapped)
+    assert _precision_and_recall(items, planted)[1] < 0.6
 
 
 @every_kind
@@ -95,34 +95,31 @@ def test_the_rule_against_loops(kind):
         few = negatives[min(len(negatives) - 1, int(np.ceil(0.05 / r * len(negatives))) - 1)]
         if own[i] < few and other.get(i, -1) > ordinary:
             expected.append(i)
-    suspects = diagnosis_items.suspected_labels(
+    items, refusal = findings.suspected_labels(
         near, histograms, np.ones(len(labels)), dimension=embeddings.shape[1]
     )
     share = len(expected) / len(own)
     if share > 0.05:
-        assert (
-            suspects.refusal
-            == f"{100 * share:.0f} % of the items are flagged: too early to judge labels"
-        )
+        assert refusal == f"{100 * share:.0f} % of the items are flagged: too early to judge labels"
     else:
-        assert sorted(suspects.items.tolist()) == expected
+        assert sorted(items.tolist()) == expected
 
 
 @pytest.mark.parametrize("dimension", [2, 3])
 def test_flat_embeddings_are_refused(dimension):
     embeddings, labels = _made_up(0)
-    suspects, _ = _suspects(embeddings, labels, dimension=dimension)
-    assert not len(suspects.items) and f"embeddings of {dimension} dim" in suspects.refusal
+    (items, refusal), _ = _suspects(embeddings, labels, dimension=dimension)
+    assert not len(items) and f"embeddings of {dimension} dim" in refusal
 
 
 def test_an_embedding_that_is_not_trained_is_refused():
     embeddings = np.random.default_rng(0).standard_normal((500, 16))
-    suspects, recall = _suspects(embeddings, np.arange(500) // 5)
-    assert recall < 0.5 and "too low to judge labels" in suspects.refusal
+    (_, refusal), recall = _suspects(embeddings, np.arange(500) // 5)
+    assert recall < 0.5 and "too low to judge labels" in refusal
 
 
 def test_single_items_are_refused():
-    assert "no item has another one" in _suspects(np.eye(8), np.arange(8))[0].refusal
+    assert "no item has another one" in _suspects(np.eye(8), np.arange(8))[0][1]
 
 
 @pytest.mark.parametrize("within", [True, False])
@@ -141,14 +138,18 @@ def test_planted_duplicates(within):
         search = {"gallery": embeddings[100:], "gallery_labels": labels[100:]}
         queries, query_labels, shift = embeddings[:100], labels[:100], 100
         gray |= {"gallery_gray_fn": lambda items: pixels[100 + items]}
-    found = diagnosis_items.near_duplicates(queries, query_labels, threshold=0.9, **search)
-    assert sorted(found.queries.tolist()) == list(range(10))
-    np.testing.assert_array_equal(found.items, found.queries + 100 - shift)
-    assert (np.diff(found.similarities) <= 0).all()
-    found = diagnosis_items.near_duplicates(queries, query_labels, threshold=0.9, **search, **gray)
-    assert sorted(found.queries.tolist()) == list(range(7))
-    found = diagnosis_items.near_duplicates(queries, query_labels, threshold=1.1, **search)
-    assert not len(found.queries)
+
+    def found(threshold, **pixels):
+        return findings.near_duplicates(
+            queries, query_labels, threshold=threshold, **search, **pixels
+        )
+
+    rows, items, similarities = found(0.9)
+    assert sorted(rows.tolist()) == list(range(10))
+    np.testing.assert_array_equal(items, rows + 100 - shift)
+    assert (np.diff(similarities) <= 0).all()
+    assert sorted(found(0.9, **gray)[0].tolist()) == list(range(7))
+    assert not len(found(1.1)[0])
 
 
 @every_kind
@@ -161,25 +162,25 @@ def test_duplicates_against_loops(kind):
         mutual = ranked[i, j] == ranked[i].max() == ranked[:, j].max() > 0.5
         if mutual and not is_same[i, j] and ("gallery" in kind or i < j):
             expected.add((i, j))
-    found = diagnosis_items.near_duplicates(embeddings, labels, threshold=0.5, **search)
-    assert set(zip(found.queries.tolist(), found.items.tolist(), strict=True)) == expected
+    rows, items, _ = findings.near_duplicates(embeddings, labels, threshold=0.5, **search)
+    assert set(zip(rows.tolist(), items.tolist(), strict=True)) == expected
 
 
 def test_flat_embeddings_need_pixels():
-    found = diagnosis_items.near_duplicates(np.ones((4, 2)), np.arange(4), threshold=0.9)
-    assert not len(found.queries)
+    found = findings.near_duplicates(np.ones((4, 2)), np.arange(4), threshold=0.9)
+    assert not len(found[0])
     pixels = np.random.default_rng(0).random((4, 16, 16))
-    found = diagnosis_items.near_duplicates(
+    found = findings.near_duplicates(
         np.ones((4, 2)), np.arange(4), threshold=0.9, gray_fn=lambda items: pixels[items * 0]
     )
-    assert len(found.queries)
+    assert len(found[0])
 
 
 def test_correlation_of_pixels():
     rng = np.random.default_rng(0)
     a, b = rng.random((5, 16, 16)), rng.random((5, 16, 16))
     expected = [np.corrcoef(x.ravel(), y.ravel())[0, 1] for x, y in zip(a, b, strict=True)]
-    np.testing.assert_allclose(diagnosis_items.gray_correlation(a, b), expected)
+    np.testing.assert_allclose(findings.gray_correlation(a, b), expected)
     even = np.full((1, 16, 16), 0.1)  # its mean is rounded
-    assert diagnosis_items.gray_correlation(even, even * 2) == 1
-    assert diagnosis_items.gray_correlation(even, rng.random((1, 16, 16))) == 0
+    assert findings.gray_correlation(even, even * 2) == 1
+    assert findings.gray_correlation(even, rng.random((1, 16, 16))) == 0

@@ -8,7 +8,7 @@ start at any step, and every host computes the same global batch and reads only 
 `sampling.sampler` converts epochs of a sampler to steps.
 """
 
-from dmljax.data.sampling.balanced import class_balanced, coverage, nearest_classes, uniform
+from dmljax.data.sampling.balanced import class_balanced, nearest_classes, uniform
 from dmljax.data.sampling.base import Groups, Labels, group
 from dmljax.data.sampling.published import abe_pairs, class_chunks, n_pairs, random_class_count
 
@@ -18,7 +18,6 @@ __all__ = [
     "abe_pairs",
     "class_balanced",
     "class_chunks",
-    "coverage",
     "group",
     "n_pairs",
     "nearest_classes",

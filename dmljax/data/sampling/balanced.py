@@ -3,7 +3,7 @@
 import numpy as np
 
 from dmljax.data.sampling import base
-from dmljax.data.sampling.base import Groups, Labels, check_batch, group
+from dmljax.data.sampling.base import Labels, check_batch, group
 
 
 def class_balanced(
@@ -18,8 +18,7 @@ def class_balanced(
     classes are dealt equally often in the long run. Each class has a shuffled order of its images
     and deals K of them at a time. The last deal of a pass is filled up from the start of the same
     order. So no image occurs twice in a batch (unless its class has fewer than K), and every image
-    is used once in `ceil(n / K)` deals of its class. `coverage` returns the number of steps in
-    which all images are used.
+    is used once in `ceil(n / K)` deals of its class.
     """
     groups = group(labels)
     classes = min(classes, len(groups.count))
@@ -46,30 +45,6 @@ def class_balanced(
         order = base.permutation(n, seed, base.CLASS_ORDER, c, pass_)
         row[:] = groups.images(c)[order[(deal * per_class + np.arange(per_class)) % n]]
     return indices.reshape(-1)
-
-
-def coverage(labels: Labels, *, classes: int, per_class: int) -> int:
-    """Returns the steps in which `class_balanced` uses every image once, for any seed."""
-    groups = group(labels)
-    classes = min(classes, len(groups.count))
-    check_batch(groups, classes, per_class)
-    total = len(groups.count)
-    batches, omitted_count, _ = _round(total, classes)
-    deals = int(-(-groups.count.max() // per_class))
-    rounds = deals
-    # In R rounds, a class is left out at most ceil(R * omitted_count / total) times.
-    while rounds - -(-rounds * omitted_count // total) < deals:
-        rounds += 1
-    return rounds * batches
-
-
-def describe_coverage(groups: Groups, *, classes: int, per_class: int) -> str:
-    """Describes when `class_balanced` has used every image, and if it has too few classes."""
-    steps = coverage(groups, classes=classes, per_class=per_class)
-    note = f"every image is used within {steps} steps"
-    if classes > (total := len(groups.count)):
-        note = f"a batch has all {total} classes instead of {classes}; {note}"
-    return note
 
 
 def _round(total: int, classes: int) -> tuple[int, int, int]:

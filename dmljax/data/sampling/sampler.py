@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dmljax.data.sampling.balanced import class_balanced, describe_coverage
 from dmljax.data.sampling.base import Groups, Labels, group
 from dmljax.data.sampling.published import (
     chunks_epoch_length,
@@ -20,11 +19,6 @@ from dmljax.data.sampling.published import (
 _EPOCH_LENGTHS = {class_chunks: chunks_epoch_length}
 # Samplers with epochs of different lengths.
 _EPOCH_ENDS = {random_class_count: class_count_epoch_ends}
-_DESCRIPTIONS = {class_balanced: describe_coverage}
-
-
-def _no_description(groups: Groups) -> str:
-    return ""
 
 
 class Sampler(NamedTuple):
@@ -33,13 +27,11 @@ class Sampler(NamedTuple):
     `batch(groups, *, seed, step)` returns the indices of a global batch, `[b]`.
     `epoch_length(groups)` returns the number of steps in an epoch. If epochs differ in length,
     `epoch_ends(groups, *, seed, epochs)` returns the steps after which the first ones end.
-    `describe(groups)` returns a note for the reader.
     """
 
     batch: Callable[..., np.ndarray]
     epoch_length: Callable[[Groups], int]
     epoch_ends: Callable[..., np.ndarray] | None = None
-    describe: Callable[[Groups], str] = _no_description
 
     def __call__(self, groups: Labels, *, seed: int, step: int) -> np.ndarray:
         return self.batch(groups, seed=seed, step=step)
@@ -48,7 +40,8 @@ class Sampler(NamedTuple):
 def bind(sample_fn: Callable[..., np.ndarray], **options) -> Sampler:
     """Binds `options` to the sampler `sample_fn`, a function of `sampling` or any other.
 
-    >>> sampler = bind(class_balanced, classes=2, per_class=3)
+    >>> from dmljax.data import sampling
+    >>> sampler = bind(sampling.class_balanced, classes=2, per_class=3)
     >>> len(sampler(np.arange(20) % 4, seed=0, step=0))
     6
     """
@@ -62,7 +55,6 @@ def bind(sample_fn: Callable[..., np.ndarray], **options) -> Sampler:
         batch,
         bound(_EPOCH_LENGTHS, functools.partial(_batches_in_the_images, batch)),
         bound(_EPOCH_ENDS, None),
-        bound(_DESCRIPTIONS, _no_description),
     )
 
 
@@ -75,7 +67,8 @@ def epoch_end_fn(sampler: Sampler, labels: Labels, *, seed: int) -> Callable[[fl
 
     A fraction of an epoch ends at that fraction of its steps.
 
-    >>> sampler = bind(class_balanced, classes=2, per_class=3)
+    >>> from dmljax.data import sampling
+    >>> sampler = bind(sampling.class_balanced, classes=2, per_class=3)
     >>> epoch_end = epoch_end_fn(sampler, np.arange(20) % 4, seed=0)
     >>> epoch_end(10)
     30
