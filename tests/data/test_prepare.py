@@ -1,7 +1,6 @@
 """prepare writes the same splits in a smaller form, and continues where it was interrupted."""
 
 import dataclasses
-import functools
 import io
 import json
 import pathlib
@@ -16,7 +15,7 @@ import pytest
 from PIL import Image
 from processes import command, environment
 
-from dmljax.data import datasets, decode, digest, pipeline, prepare, sampling, splits, transforms
+from dmljax.data import datasets, decode, digest, prepare, splits, transforms
 from dmljax.files import writing as files
 from dmljax.main import main
 
@@ -102,22 +101,6 @@ def test_squash_and_pad_give_squares(tmp_path, geometry):
     _prepare(_photographs(tmp_path / "photos"), tmp_path / "out", geometry=geometry)
     prepared = datasets.prepared(root=tmp_path / "out")
     assert {decode.read(r).shape for split in prepared for r in split.records} == {(32, 32, 3)}
-
-
-def test_threads_and_workers_read_the_same_images(tmp_path):
-    _prepare(_photographs(tmp_path / "photos"), tmp_path / "out")
-    train = datasets.prepared(root=tmp_path / "out").train
-    batches = []
-    for workers in (0, 1):
-        with pipeline.train(
-            train,
-            sample_fn=functools.partial(sampling.uniform, batch_size=4),
-            transform_fn=functools.partial(transforms.standard_train, size=16),
-            seed=0,
-            workers=workers,
-        ) as stream:
-            batches.append(next(stream)["images"])
-    assert (batches[0] == batches[1]).all()
 
 
 def test_an_interrupted_run_continues_with_the_same_result(tmp_path, monkeypatch):
@@ -223,19 +206,6 @@ def test_the_advice_of_the_command_fits_a_config_of_another_data_set(tmp_path, c
     assert "train: 5 images of 1 class\n" in capsys.readouterr().out
 
 
-def test_the_command_has_the_defaults_of_the_function(tmp_path, monkeypatch):
-    _photographs(tmp_path / "photos")
-    monkeypatch.setattr(prepare, "prepare", functools.partial(prepare.prepare, quality=70))
-    argv = ["prepare", "--dataset=folder", f"--root={tmp_path / 'photos'}"]
-    for name, flags in {"default": [], "flag": ["--quality=80"]}.items():
-        assert main([*argv, f"--out={tmp_path / name}", *flags]) == 0
-    qualities = [
-        json.loads((tmp_path / name / "manifest.json").read_text())["settings"]["quality"]
-        for name in ("default", "flag")
-    ]
-    assert qualities == [70, 80]
-
-
 def test_after_a_kill_the_same_command_continues(tmp_path):
     make.class_folders(tmp_path / "photos", {c: 30 for c in "abcd"}, width=300, height=200)
     out = tmp_path / "out"
@@ -256,13 +226,7 @@ def test_after_a_kill_the_same_command_continues(tmp_path):
 
 
 def test_an_error_is_one_line_and_writes_nothing(tmp_path):
-    for arguments, line in (
-        (["--dataset=cub20"], "did you mean 'cub200'"),
-        (["--dataset=cub200", "--root=nowhere"], "the folder nowhere does not exist"),
-        (["--dataset=glyphs", "--root=x"], "glyphs has no argument 'root'"),
-    ):
-        done = command("prepare", *arguments, f"--out={tmp_path / 'out'}")
-        assert done.returncode == 2 and not done.stdout
-        assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-        assert line in done.stderr
-        assert not (tmp_path / "out").exists()
+    done = command("prepare", "--dataset=cub200", "--root=nowhere", f"--out={tmp_path / 'out'}")
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert "the folder nowhere does not exist" in done.stderr and not (tmp_path / "out").exists()
