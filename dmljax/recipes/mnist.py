@@ -48,8 +48,7 @@ def mnist(
     `repeat_frames` and `repeat_last`: tenths of a second for which the movie shows a frame, and the
     last one. The post's movies repeat frames of a tenth of a second twice, and the last 30 times.
 
-    The four idx files of MNIST are in the folder `root`; `--config.dataset.source=tfds` reads those
-    of TFDS.
+    The four idx files of MNIST are in the folder `root`.
     """
     check_choice("loss", loss, _LOSSES)
     if not 0 <= positive_weight <= 1:
