@@ -51,7 +51,8 @@ def examine(splits: Splits, *, dataset: str = "", threads: int | None = None) ->
     for name, split in by_name.items():
         if len(split):
             yield from _classes(name, split)
-    hashes, errors = {}, []
+    hashes: dict[str, list[bytes]] = {}
+    errors: list[str] = []
     for name, split in by_name.items():
         hashes[name] = _hashes(name, split, threads, errors)
     problem = f"{counted(len(errors), 'image')} cannot be read"

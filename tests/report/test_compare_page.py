@@ -11,7 +11,7 @@ from page_cases import clustered, colored
 from PIL import Image
 from processes import command
 
-from dmljax import main, metrics, report
+from dmljax import main, report
 from dmljax.data.splits import Split
 from dmljax.report import compare_page, comparison, facts, page, scores_file
 
@@ -69,13 +69,6 @@ def test_a_page_of_other_images_shows_none(runs, n):
     assert [len(one["x"]) for one in section["maps"]] == [96, n - 1]
 
 
-def test_the_page_names_the_fields_that_differ(runs):
-    path = compare_page.write(runs, fields=[["rate", "low", "high"]])
-    section = page.read(path)["comparison"]
-    assert section["config"] == [["rate", "low", "high"]]
-    assert section["config_title"] == "About the runs"
-
-
 def test_the_maps_of_both_runs_are_side_by_side(runs, tmp_path):
     written = page.write(compare_page.facts_of(runs), tmp_path / "maps.html")
     maps = page.read(written)["comparison"]["maps"]
@@ -89,29 +82,17 @@ def test_the_maps_of_both_runs_are_side_by_side(runs, tmp_path):
 
 
 def test_page_and_text_show_one_comparison(runs, capsys):
-    """A loop over the same draws gives the same p-value, which is never 0."""
-    first, second = (scores_file.read(folder) for folder in runs.values())
-    differences = second.values["R@1"] - first.values["R@1"]
-    means = metrics.significance.bootstrap_means(differences, groups=first.labels, samples=10_000)
-    p = 2 * (1 + min(sum(means <= 0), sum(means >= 0))) / 10_001
-    assert p == 2 / 10_001, "the second run is worse in every draw"
     section = compare_page.facts_of(runs).comparison
     assert section["rows"][0]["cells"][1]["p"] == "< 0.001"
-    folders = [str(folder) for folder in runs.values()]
-    assert main.main(["report", *folders, "--text"]) == 0
+    assert main.main(["report", *map(str, runs.values()), "--text"]) == 0
     text = capsys.readouterr().out
     row = next(line.split() for line in text.splitlines() if line.split()[:1] == ["second"])
     assert row[-3:] == ["<", "0.001", "worse"]
     plain = " ".join(text.split())
-    for sentence in [*section["note"].split(". "), *section["lines"]]:
-        assert sentence in plain
-
-
-def test_a_run_equals_itself(runs):
-    same = {"a": runs["first"], "b": runs["first"]}
-    content = compare_page.facts_of(same)
-    assert content.headline == "R@1 +0.0, not resolved"
-    assert content.comparison["changes"][0]["won_count"] == 0
+    assert all(x in plain for x in [*section["note"].split(". "), *section["lines"]])
+    section = compare_page.facts_of(runs, fields=[["rate", "low", "high"]]).comparison
+    assert section["config"] == [["rate", "low", "high"]]
+    assert section["config_title"] == "About the runs"
 
 
 def test_the_command_writes_the_comparison_and_says_what_is_missing(runs, tmp_path):

@@ -40,14 +40,6 @@ def test_synthetic_features_lie_in_the_plane_of_the_real_ones():
     np.testing.assert_array_equal(view["group"], np.tile(labels, 2))
 
 
-def test_the_plane_of_vectors_of_one_dimension_has_a_second_axis_of_0():
-    x = _rng().normal(size=(5, 1))
-    plane = inside._principal_plane(x)(x)
-    assert plane.shape == (5, 2)
-    np.testing.assert_allclose(np.abs(plane[:, 0]), np.abs(x - x.mean())[:, 0], atol=1e-12)
-    np.testing.assert_array_equal(plane[:, 1], 0)
-
-
 def test_every_kind_of_array_has_a_view():
     labels = np.repeat(np.arange(3), 4)
     rng = _rng()
@@ -94,23 +86,6 @@ def test_cosines_are_of_three_kinds():
         np.testing.assert_allclose(np.sort(actual[kind]), np.sort(values), atol=1e-6)
     limited = inside.cosines_of_pairs(LEARNER_VECTORS, labels, limit=3)
     assert len(limited["self"]) == 9 and len(limited["positive"]) + len(limited["negative"]) == 9
-
-
-def test_histograms_tell_that_all_learners_are_the_same():
-    labels = np.arange(40) % 2
-    rng = np.random.default_rng(2)
-    vectors = rng.normal(size=(40, 3, 5)) + 2 * (labels[:, None, None] - 0.5)
-    independent = vectors / np.linalg.norm(vectors, axis=2, keepdims=True)
-    identical = np.repeat(independent[:, :1], 3, axis=1)
-    name = "one image, two learners"
-    views = [
-        inside.cosines_view(inside.cosines_of_pairs(stacked, labels))
-        for stacked in (identical, independent)
-    ]
-    counts = [view["counts"][name] for view in views]
-    assert counts[0][-1] == 40 * 3 and counts[0][:-1].sum() == 0
-    assert counts[1].sum() == 40 * 3 and counts[1][-1] < 20
-    assert views[0]["means"][name] == pytest.approx(1) and views[1]["means"][name] < 0.9
 
 
 def test_a_mask_is_strongest_where_the_learner_looks():
