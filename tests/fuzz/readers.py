@@ -168,9 +168,8 @@ def _read_study(path):
     from dmljax.studies.study_file import Row, Study
 
     folder = StudyFolder(path)
-    folder.planned()
     study = Study("small", "small.py", "ab", (Row("plain", "tiny.py", {}),))
-    folder.record(study, folder.planned())
+    folder.record(study, folder.planned(study))
 
 
 def _adapters(folder):

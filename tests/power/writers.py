@@ -188,14 +188,18 @@ class Features:
 class Studies:
     """The index of a study that grows, and marks of its failed runs."""
 
+    def study(self):
+        from dmljax.studies.study_file import Row, Study
+
+        rows = (Row("plain", "tiny.py", {}),)
+        return Study("small", "small.py", "ab", rows, seeds=(0, 1, 2, 3))
+
     def steps(self, root):
         from dmljax.studies import outcomes
         from dmljax.studies.folder import StudyFolder
         from dmljax.studies.plan import PlannedRun
-        from dmljax.studies.study_file import Row, Study
 
-        folder = StudyFolder(root / "studies" / "small", root / "by_digest")
-        study = Study("small", "small.py", "ab", (Row("plain", "tiny.py", {}),), seeds=(0, 1, 2, 3))
+        folder, study = StudyFolder(root / "studies" / "small", root / "by_digest"), self.study()
         runs = [
             PlannedRun("plain", seed, None, "tiny.py", (), f"digest{seed}") for seed in range(4)
         ]
@@ -229,7 +233,7 @@ class Studies:
 
         folder = StudyFolder(root / "studies" / "small")
         try:
-            runs = len(folder.planned())
+            runs = len(folder.planned(self.study()))
         except FileNotFoundError:
             runs = 0
         run = root / "by_digest" / "digest0"

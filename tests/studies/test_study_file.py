@@ -9,7 +9,7 @@ from study_files import write_study
 from dmljax import main
 from dmljax.config import fields as config_fields
 from dmljax.config import files as config_files
-from dmljax.studies import outcomes, plan, points, study_file
+from dmljax.studies import plan, points, study_file
 from dmljax.studies.executor import Executor
 from dmljax.studies.folder import StudyFolder
 
@@ -160,89 +160,32 @@ def test_flags_that_change_rows_are_refused(tmp_path):
     assert {words[0], words[2]} <= set(command) and words[1] not in command
 
 
-def _recorded(folder, runs_folder, **fields):
+def _recorded(folder, runs_folder=None, **fields):
+    """The digests in the index of a study, by row and seed, after its runs were planned."""
     study = study_file.read(str(write_study(folder, **fields)))
     opened = StudyFolder(folder / "of_study", runs_folder)
-    plan.check_rows(study)
     opened.record(study, plan.Planner(study, opened.runs).runs_of(study.rows))
-    return {(run.row, run.seed): run.digest for run in opened.planned()}
+    return {(run.row, run.seed): run.digest for run in opened.planned(study)}
 
 
-def test_rows_may_be_added_and_not_changed(tmp_path):
-    runs = tmp_path / "runs"
-    base = {"rows": {"a": {}, "b": {"method.dim": 8}}, "baseline": "a", "test": "paired"}
-    first = _recorded(tmp_path, runs, **base)
-    # Nothing has run: everything may change.
-    assert ("c", 0) in _recorded(tmp_path, runs, **base | {"rows": {"a": {}, "c": {"steps": 9}}})
-    assert _recorded(tmp_path, runs, **base) == first
-    (runs / first["a", 0]).mkdir(parents=True)
-    more = base["rows"] | {"c": {"steps": 9}}
-    added = _recorded(tmp_path, runs, **base | {"rows": more, "seeds": 2})
-    assert first.items() < added.items() and len(added) == 6
-    # A row may change until one of its runs exists.
-    other = base | {"rows": {"a": {}, "d": {"steps": 7}}, "seeds": 2}
-    assert ("d", 0) in _recorded(tmp_path, runs, **other)
-    assert _recorded(tmp_path, runs, **base | {"rows": more, "seeds": 2}) == added
-    for row in "bc":
-        (runs / added[row, 0]).mkdir()
-    base |= {"rows": more, "seeds": 2}
-    for fields, message in (
-        ({"rows": more | {"b": {"method.dim": 9}}}, "row 'b': method.dim was 8 and is 9.*new name"),
-        ({"rows": {"a": {}, "b": {"method.dim": 8}}}, "row 'c': it is gone"),
-        ({"seeds": 1}, "row 'a': seed 1 is gone"),
-        ({"test": "welch"}, "test was 'paired' and is 'welch'"),
-        ({"baseline": "b"}, "baseline was 'a' and is 'b'"),
-        (
-            {"rows": more | {"c": {"steps": 9, "baseline": "b"}}},
-            "row 'c': baseline was 'a' and is 'b'",
-        ),
-        ({"name": "other"}, "holds the study 'small' .* not 'other': choose another --workdir"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            _recorded(tmp_path, runs, **base | fields)
-        path = write_study(tmp_path, **base | fields)
-        with pytest.raises(ValueError, match=message):
-            main.main(["study", "table", str(path), f"--workdir={tmp_path / 'of_study'}"])
-    assert _recorded(tmp_path, runs, **base) == added
-    index = tmp_path / "of_study" / "index.json"
-    text = index.read_text()
-    index.write_text(text.replace(added["b", 1], "0" * len(added["b", 1])))
-    with pytest.raises(ValueError, match="row 'b': its config, data or weights have changed"):
-        _recorded(tmp_path, runs, **base)
-    with pytest.raises(ValueError, match=r"has its runs in .*leave out --runs"):
-        _recorded(tmp_path, tmp_path / "elsewhere", **base)
-
-
-def test_rows_whose_runs_have_all_failed_may_change(tmp_path):
-    runs, index = tmp_path / "runs", tmp_path / "of_study" / "index.json"
+def test_rows_may_be_added_and_changed(tmp_path):
     rows = {"a": {}, "b": {"method.dim": 8}}
-    base = {"rows": rows, "baseline": "a", "test": "paired", "seeds": 2}
-    first = _recorded(tmp_path, runs, **base)
-    before = index.read_text()
-
-    def changed(**fields):
-        index.write_text(before)
-        return _recorded(tmp_path, runs, **base | fields)
-
-    corrected = rows | {"b": {"method.dim": 9}}
-    for run in (("a", 0), ("b", 0)):
-        (runs / first[run]).mkdir(parents=True)
-        outcomes.mark_failed(runs / first[run], "out of memory", exit_status=1)
-    # Nothing else has run: everything may change.
-    assert changed(rows=corrected, test="welch")["a", 0] == first["a", 0]
-    outcomes.forget_failure(runs / first["a", 0])
-    digests_now = changed(rows=corrected)
-    assert digests_now["a", 0] == first["a", 0] and digests_now["b", 0] != first["b", 0]
-    assert ("b", 0) not in changed(rows={"a": {}})
-    with pytest.raises(ValueError, match=r"row 'a': method.dim was 4 and is 5"):
-        changed(rows=rows | {"a": {"method.dim": 5}})
-    with pytest.raises(ValueError, match="test was 'paired' and is 'welch'"):
-        changed(test="welch")
-    (runs / first["b", 1]).mkdir()  # it may yet have a result
-    with pytest.raises(ValueError, match=r"row 'b': method.dim was 8 and is 9"):
-        changed(rows=corrected)
-    outcomes.mark_failed(runs / first["b", 1], "out of memory", exit_status=1)
-    assert changed(rows=corrected)["b", 1] != first["b", 1]
+    first = _recorded(tmp_path, tmp_path / "runs", rows=rows)
+    more = _recorded(tmp_path, rows=rows | {"c": {"steps": 9}}, seeds=2)
+    assert first.items() < more.items() and len(more) == 6
+    # The index knows nothing of a changed row until its runs are planned again.
+    changed = rows | {"b": {"method.dim": 9}}
+    study = study_file.read(str(write_study(tmp_path, rows=changed, seeds=2)))
+    opened = StudyFolder(tmp_path / "of_study")
+    assert {run.row for run in opened.planned(study)} == {"a"}
+    again = _recorded(tmp_path, rows=changed)
+    assert again["a", 0] == first["a", 0] and again["b", 0] != first["b", 0] and len(again) == 2
+    movable = rows | {"b": {"method.dim": 8, "notes": "x", "runtime.cache": True}}
+    assert _recorded(tmp_path, rows=movable) == first
+    with pytest.raises(ValueError, match=r"holds the study 'small' .* not 'other': choose another"):
+        _recorded(tmp_path, rows=rows, name="other")
+    with pytest.raises(ValueError, match=r"has its runs in .*leave out --runs"):
+        _recorded(tmp_path, tmp_path / "elsewhere", rows=rows)
 
 
 def test_moved_data_is_the_same_run(tmp_path):
