@@ -157,7 +157,7 @@ def cars196(*, root: _Path = None, crop: bool = False) -> Splits:
     else:
         images, ids, titles, boxes = _cars_annotations(_home("cars196", root))
         boxes = _within_images(boxes, images) if crop else None
-    names = [f"{i:03d} {titles[i - 1]}" for i in ids]
+    names = [f"{i:03d} {titles[i - 1]}" for i in ids.tolist()]
     return _checked("cars196", _by_class_id(images, ids, names, boxes=boxes, train_classes=98))
 
 

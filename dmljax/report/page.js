@@ -111,6 +111,10 @@
     sizes.observe(node);
     return node;
   };
+  const redraw = (node) => {
+    const drawing = drawings.get(node), width = Math.floor(node.clientWidth);
+    if (width) { drawing.width = width; drawing.draw(width); }
+  };
   const redrawAll = () => { for (const d of drawings.values()) if (d.width) d.draw(d.width); };
 
   // ---------------------------------------------------------------- items and their pictures
@@ -370,9 +374,7 @@
         const series = curves.scores.filter((s) => shown.has(s.name)).map((s, i) => ({ ...s, style: i }));
         lineChart(node, { series, height: 220, low: 0, high: 100, marks: curves.marks, level: curves.baseline, label: `Scores while training: ${series.map((s) => s.name).join(", ")}` });
         keys.replaceChildren(keyOf([...series.map((s, i) => [s.name, styleOf(i)]), ...(isNumber(curves.baseline) ? [[`${curves.baseline_name}, R@1 ${curves.baseline.toFixed(1)}`, { stroke: "var(--gray)", "stroke-dasharray": "2 4", "stroke-width": 1.5 }]] : [])]));
-        const drawing = drawings.get(node);
-        const width = Math.floor(node.clientWidth);
-        if (width) { drawing.width = width; drawing.draw(width); }
+        redraw(node);
       };
       draw();
       const others = curves.scores.filter((s) => !s.shown);
@@ -843,33 +845,28 @@
   section("check", () => {
     const check = data.check;
     if (!check) return null;
-    const blocks = [];
-    const block = (title, text, rows) => {
-      blocks.push(el("div", {}, el("h3", {}, title), el("p", { class: "note" }, text), growing(rows, 8, `Show more of ${grouped(rows.length)}`)));
-    };
-    if (check.suspects && check.suspects.length) {
-      block("Labels that may be wrong", check.suspects_note, check.suspects.map((s) => () => el("div", { class: "pair" },
-        el("p", {}, el("b", {}, bdi(shortName(nameOf(items.labels[s.item])))), el("span", { class: "gray" }, " may be "), el("b", {}, bdi(shortName(nameOf(items.labels[s.other])))),
-          el("span", { class: "gray" }, `: ${decimal(s.to_own)} to its own class, ${decimal(s.to_other)} to that one`), fileNote(s.item)),
+    // Numbers are items, whose classes are named.
+    const said = (...parts) => el("p", {}, parts.map((part) => (typeof part === "number" ? el("b", {}, bdi(shortName(nameOf(items.labels[part]))))
+      : typeof part === "string" ? el("span", { class: "gray" }, part) : part)));
+    const kinds = [
+      ["suspects", "Labels that may be wrong", (s) => [
+        said(s.item, " may be ", s.other, `: ${decimal(s.to_own)} to its own class, ${decimal(s.to_other)} to that one`, fileNote(s.item)),
         thumb(s.item, { kind: "query", tag: "image", size: "s52" }),
         s.own < NONE ? thumb(s.own, { kind: "right", tag: "✓ own", size: "s52" }) : null,
-        thumb(s.other, { kind: "wrong", tag: "✕ other", size: "s52" }))));
-    }
-    if (check.duplicates && check.duplicates.length) {
-      block("Almost the same picture, two labels", check.duplicates_note, check.duplicates.map((d) => () => el("div", { class: "pair" },
-        el("p", {}, el("b", {}, bdi(shortName(nameOf(items.labels[d.a])))), el("span", { class: "gray" }, " and "), el("b", {}, bdi(shortName(nameOf(items.labels[d.b])))), el("span", { class: "gray" }, `: cosine ${decimal(d.similarity, 3)}`), fileNote(d.a), fileNote(d.b)),
-        thumb(d.a, { size: "s52" }), thumb(d.b, { size: "s52" }))));
-    }
-    if (check.leaks && check.leaks.length) {
-      block("Also among the training images", check.leaks_note, check.leaks.map((d) => () => el("div", { class: "pair" },
-        el("p", {}, el("b", {}, bdi(shortName(nameOf(items.labels[d.item])))), el("span", { class: "gray" }, " resembles a training image of "), el("b", {}, bdi(shortName(d.train_class))), el("span", { class: "gray" }, `: cosine ${decimal(d.similarity, 3)}`), fileNote(d.item)),
-        thumb(d.item, { size: "s52" }))));
-    }
-    if (check.hubs && check.hubs.length) {
-      block("Hubs: wrong neighbors of many queries", check.hubs_note, check.hubs.map((h) => () => el("div", { class: "pair" },
-        el("p", {}, el("b", {}, bdi(shortName(nameOf(items.labels[h.item])))), el("span", { class: "gray" }, `: among the ${data.neighbors} nearest of ${plural(h.found, "query", "queries")}, ${grouped(h.wrong)} of them of another class`)),
-        thumb(h.item, { kind: "query", tag: "hub", size: "s52" }), h.queries.map((q) => thumb(q, { kind: "wrong", tag: "✕", size: "s44", says: "finds it, " })))));
-    }
+        thumb(s.other, { kind: "wrong", tag: "✕ other", size: "s52" })]],
+      ["duplicates", "Almost the same picture, two labels", (d) => [
+        said(d.a, " and ", d.b, `: cosine ${decimal(d.similarity, 3)}`, fileNote(d.a), fileNote(d.b)), thumb(d.a, { size: "s52" }), thumb(d.b, { size: "s52" })]],
+      ["leaks", "Also among the training images", (d) => [
+        said(d.item, " resembles a training image of ", el("b", {}, bdi(shortName(d.train_class))), `: cosine ${decimal(d.similarity, 3)}`, fileNote(d.item)),
+        thumb(d.item, { size: "s52" })]],
+      ["hubs", "Hubs: wrong neighbors of many queries", (h) => [
+        said(h.item, `: among the ${data.neighbors} nearest of ${plural(h.found, "query", "queries")}, ${grouped(h.wrong)} of them of another class`),
+        thumb(h.item, { kind: "query", tag: "hub", size: "s52" }), h.queries.map((q) => thumb(q, { kind: "wrong", tag: "✕", size: "s44", says: "finds it, " }))]],
+    ];
+    const blocks = kinds.filter(([key]) => check[key] && check[key].length).map(([key, title, cells]) => {
+      const rows = check[key].map((entry) => () => el("div", { class: "pair" }, cells(entry)));
+      return el("div", {}, el("h3", {}, title), el("p", { class: "note" }, check[`${key}_note`]), growing(rows, 8, `Show more of ${grouped(rows.length)}`));
+    });
     const notes = check.refusal ? [el("p", { class: "note" }, check.refusal)] : [];
     if (!blocks.length) return notes.length ? notes : null;
     return [el("p", {}, "Candidates, not verdicts: look at the pictures."), el("div", { class: "two" }, blocks), ...notes];
@@ -937,8 +934,7 @@
           const text = `1 in ${grouped(1 / offer.fmr)}`;
           slider.setAttribute("aria-valuetext", text);
           words.textContent = `At threshold ${decimal(offer.threshold, 3)}, ${text} pairs of different classes pass, and ${percent(offer.fnmr)} % of the pairs of one class are refused.`;
-          const drawing = drawings.get(node);
-          if (drawing && drawing.width) draw(drawing.width);
+          redraw(node);
         };
         const start = offers.findIndex((o) => o.fmr <= 0.00101);
         slider.value = start < 0 ? offers.length - 1 : start;

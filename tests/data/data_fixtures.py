@@ -1,14 +1,9 @@
 """Writes tiny data sets in the formats of the originals."""
 
-import contextlib
 import csv
-import ctypes
 import gzip
 import io
-import os
 import pathlib
-import shutil
-import tempfile
 
 import numpy as np
 from PIL import Image
@@ -158,30 +153,3 @@ def png(seed, mode="RGB", width=28, height=28):
     picture(seed, width, height).convert(mode).save(out, "PNG")
     out.seek(0)
     return out
-
-
-@contextlib.contextmanager
-def ordinary_user():
-    """A public folder, and a context manager in which this thread has no root privileges.
-
-    Root may read every file, so tests run by root would not see a denied permission. The context
-    manager changes the user id for file access, of this thread and of those it starts.
-    """
-    root = pathlib.Path(tempfile.mkdtemp(prefix="dmljax-"))
-    root.chmod(0o755)
-    change = ctypes.CDLL(None).setfsuid if os.geteuid() == 0 else lambda user: None
-
-    @contextlib.contextmanager
-    def drop():
-        change(65534)
-        try:
-            yield
-        finally:
-            change(0)
-
-    try:
-        yield root, drop
-    finally:
-        for path in root.rglob("*"):
-            path.chmod(0o755)
-        shutil.rmtree(root)

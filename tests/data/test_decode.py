@@ -217,11 +217,3 @@ def test_paths_bytes_and_arrays_are_read(tmp_path):
         decode.read(tmp_path / "nothing.jpg")
     with pytest.raises(decode.UnreadableImage, match="Is a directory"):
         decode.read(tmp_path)
-
-
-def test_a_file_without_permission_is_unreadable():
-    with make.ordinary_user() as (root, drop):
-        path = make.put(root / "a.jpg", make.jpeg())
-        path.chmod(0)
-        with drop(), pytest.raises(decode.UnreadableImage, match="Permission denied"):
-            decode.read(path)
