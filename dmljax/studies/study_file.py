@@ -136,23 +136,24 @@ def varies(score: str) -> bool:
 
 
 def _study(content: Any, name: str, source: str, folder: pathlib.Path) -> Study:
-    _check_type("the study", content, Mapping, "a dict")
+    _expect(isinstance(content, Mapping), "the study", "a dict", content)
     check_known("the study has no field", content, _FIELDS)
     fields = {**_FIELDS, **content}
-    _check_type("base", fields["base"], str, "a recipe or a config file, such as 'glyphs'")
-    _check_type("rows", fields["rows"] or None, Mapping, "a dict of at least one row")
+    base, rows = fields["base"], fields["rows"]
+    _expect(isinstance(base, str), "base", "a recipe or a config file, such as 'glyphs'", base)
+    has_rows = isinstance(rows, Mapping) and len(rows) > 0
+    _expect(has_rows, "rows", "a dict of at least one row, such as {'triplet': {}}", rows)
     fields["all"] = _overrides("all", fields["all"])
     if fields["select"] is not None:
         fields["all"] = {"select": fields["select"], **fields["all"]}
     fields["seeds"] = _seeds("seeds", fields["seeds"])
     fields["scores"] = _names("scores", fields["scores"])
-    rows = tuple(_row(row, options, fields, folder) for row, options in fields["rows"].items())
     return Study(
         **{k: v for k, v in fields.items() if k in Study._fields and k not in ("rows", "title")},
         name=name,
         source=source,
         title=fields["title"] or name,
-        rows=rows,
+        rows=tuple(_row(row, options, fields, folder) for row, options in rows.items()),
         digest=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
     )
 
@@ -160,7 +161,7 @@ def _study(content: Any, name: str, source: str, folder: pathlib.Path) -> Study:
 def _row(name: str, options: Any, study: Mapping[str, Any], folder: pathlib.Path) -> Row:
     """Builds a row of the study with the fields `study`."""
     title = f"row {name!r}"
-    _check_type(title, options, Mapping, "a dict of fields")
+    _expect(isinstance(options, Mapping), title, "a dict of fields", options)
     options = dict(options)
     base, argument = options.pop("base", study["base"]), options.pop("argument", "")
     fields = {field: options.pop(field) for field in _ROW_FIELDS if field in options}
@@ -185,7 +186,7 @@ def _row(name: str, options: Any, study: Mapping[str, Any], folder: pathlib.Path
 
 
 def _overrides(title: str, options: Any) -> dict[str, Any]:
-    _check_type(title, options, Mapping, "a dict of fields of the config")
+    _expect(isinstance(options, Mapping), title, "a dict of fields of the config", options)
     for field in options:
         if re.fullmatch(r"\w+(\.\w+)*", str(field)) is None:
             raise ValueError(f"{title}: {field!r} is not a field, such as 'optimizer.rate'")
@@ -195,21 +196,22 @@ def _overrides(title: str, options: Any) -> dict[str, Any]:
 
 
 def _seeds(title: str, value: Any) -> tuple[int, ...]:
-    seeds = tuple(range(value)) if isinstance(value, int) else value
-    _check_type(title, seeds or None, (list, tuple), "a number such as 5, or a list of seeds")
-    if len(set(seeds)) < len(seeds) or not all(isinstance(x, int) and x >= 0 for x in seeds):
-        raise ValueError(f"{title} must be distinct integers of 0 or more, got {value!r}")
+    seeds = range(value) if isinstance(value, int) else value
+    is_list = isinstance(seeds, range | list | tuple) and len(seeds) > 0
+    _expect(is_list, title, "a number such as 5, or a list of seeds", value)
+    is_valid = len(set(seeds)) == len(seeds) and all(isinstance(x, int) and x >= 0 for x in seeds)
+    _expect(is_valid, title, "distinct integers of 0 or more", value)
     return tuple(seeds)
 
 
 def _names(title: str, value: Any) -> tuple[str, ...]:
     is_list = isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
-    _check_type(title, value if is_list else None, (list, tuple), "a list of names")
+    _expect(is_list, title, "a list of names", value)
     return tuple(value)
 
 
-def _check_type(title: str, value: Any, type_: Any, description: str) -> None:
-    if not isinstance(value, type_):
+def _expect(condition: bool, title: str, description: str, value: Any) -> None:
+    if not condition:
         raise ValueError(f"{title} must be {description}, got {value!r}")
 
 
