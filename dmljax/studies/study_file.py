@@ -266,11 +266,11 @@ def _row_problems(row: Row, study: Study) -> Iterator[str]:
             )
     if row.join == "folds" and study.folds is None:
         yield "join='folds' needs folds, such as 4"
-    if row.join not in (None, "folds"):
-        if not (isinstance(row.join, int) and row.join >= 2):
-            yield f"join={row.join!r} must be 'folds' or a number of nets from 2 on"
+    if isinstance(row.join, int) and row.join >= 2 and row.runs_of is not None:
         if study.folds is not None or row.choose:
-            yield f"join={row.join!r} excludes folds and choose"
+            yield f"join={row.join} excludes folds and choose"
         needed, seeds = row.join * len(study.seeds_of(row)), study.seeds_of(study.row(row.runs_of))
         if needed > len(seeds):
-            yield f"join={row.join!r} needs {needed} seeds of {row.runs_of!r}, got {len(seeds)}"
+            yield f"join={row.join} needs {needed} seeds of {row.runs_of!r}, got {len(seeds)}"
+    elif row.join not in (None, "folds"):
+        yield f"join={row.join!r} must be 'folds' or a number of nets from 2 on"
