@@ -106,17 +106,14 @@ def _problem(splits: Splits, settings: dict[str, Any]) -> str:
 
 def _open(out: pathlib.Path, settings: dict[str, Any]) -> dict[str, dict]:
     """Creates `out`, or returns the shards that an earlier run with these settings has finished."""
-    if out.exists() and not out.is_dir():
-        raise NotADirectoryError(f"--out {out} is a file: choose a folder")
-    if (out / MANIFEST).exists():
-        raise FileExistsError(
-            f"{out} already holds a prepared data set: delete it or choose another --out"
-        )
-    files.make_folder(out)
     if not (out / _PROGRESS).exists():
         # A killed run may have left a temporary file of the first write.
-        if not all(path.match(f"{_PROGRESS}.*.tmp") for path in out.iterdir()):
-            raise FileExistsError(f"{out} is not empty: choose another --out")
+        is_new = not out.exists() or (
+            out.is_dir() and all(path.match(f"{_PROGRESS}.*.tmp") for path in out.iterdir())
+        )
+        if not is_new:
+            raise FileExistsError(f"--out={out} is not an empty folder: choose another one")
+        files.make_folder(out)
         files.write_json(out / _PROGRESS, {"settings": settings, "shards": {}})
         return {}
     earlier = reading.json_file(out / _PROGRESS)

@@ -144,10 +144,10 @@ def test_a_damaged_shard_is_written_again(tmp_path, monkeypatch):
 def test_other_settings_and_folders_in_use_are_refused(tmp_path):
     dataset = _photographs(tmp_path / "photos")
     _prepare(dataset, tmp_path / "out")
-    with pytest.raises(FileExistsError, match="already holds a prepared data set"):
+    with pytest.raises(FileExistsError, match="is not an empty folder: choose another"):
         _prepare(dataset, tmp_path / "out")
     (tmp_path / "out" / "manifest.json").rename(tmp_path / "manifest.json")
-    with pytest.raises(FileExistsError, match="not empty"):
+    with pytest.raises(FileExistsError, match="is not an empty folder"):
         _prepare(dataset, tmp_path / "out")
     shards = {"settings": {**json.loads((tmp_path / "manifest.json").read_text())["settings"]}}
     (tmp_path / "out" / "progress.json").write_text(json.dumps({**shards, "shards": {}}))
@@ -156,7 +156,7 @@ def test_other_settings_and_folders_in_use_are_refused(tmp_path):
     assert digest.digest(boxed) != digest.digest(dataset)
     with pytest.raises(ValueError, match="unfinished data set with another size: finish it"):
         _prepare(dataset, tmp_path / "out", size=48)
-    with pytest.raises(NotADirectoryError, match="is a file"):
+    with pytest.raises(FileExistsError, match="is not an empty folder"):
         _prepare(dataset, tmp_path / "manifest.json")
     with pytest.raises(ValueError, match="geometry must be one of shorter, squash, pad, not 'x'"):
         _prepare(dataset, tmp_path / "other", geometry="x")

@@ -55,19 +55,22 @@ def group(labels: Labels) -> Groups:
 
 def check_batch(groups: Groups, classes: int, per_class: int) -> None:
     """Raises if `classes` x `per_class` images cannot be drawn, and names the flag to set."""
+    total, problem = len(groups.count), ""
     if classes < 1 or per_class < 1:
-        raise ValueError(
+        problem = (
             f"a batch of {classes} classes x {per_class} images is empty: "
             "--config.sampler.classes and --config.sampler.per_class must be 1 or more"
         )
-    if classes > len(groups.count):
-        raise ValueError(
-            f"the sampler needs {classes} classes, but the training split has only "
-            f"{len(groups.count)}: set --config.sampler.classes={len(groups.count)}"
+    elif classes > total:
+        problem = (
+            f"the sampler needs {classes} classes, but the training split has only {total}: set "
+            f"--config.sampler.classes={total}"
         )
-    if classes * per_class > len(groups.order):
-        fewer = len(groups.order) // classes
-        raise ValueError(
+    elif classes * per_class > len(groups.order):
+        problem = (
             f"a batch of {classes} x {per_class} = {classes * per_class} images is larger than the "
-            f"training split of {len(groups.order)}: set --config.sampler.per_class={fewer}"
+            f"training split of {len(groups.order)}: set --config.sampler.per_class="
+            f"{len(groups.order) // classes}"
         )
+    if problem:
+        raise ValueError(problem)
