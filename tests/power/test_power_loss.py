@@ -45,7 +45,7 @@ def _cuts(name, tmp_path, *, count, seed=0):
 
 
 # The moments of the short test: each costs what a reader of the writer takes.
-FEW = {"Results": 20, "Index": 10, "Checkpoints": 8, "Features": 3, "Studies": 20}
+FEW = {"Results": 12, "Index": 6, "Checkpoints": 5, "Features": 2, "Studies": 12}
 
 
 @needs_gcc
