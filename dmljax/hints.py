@@ -1,7 +1,7 @@
 """Parts of messages: counts with nouns, and the known names nearest to an unknown one."""
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 _NEAREST = 3  # names that are suggested
 _COMPARED = 5000  # names; of more, those with the first letter of the word
@@ -74,6 +74,13 @@ def hint(word: str, names: Iterable[str], *, where: str = "") -> str:
         return start + everything
     best = difflib.get_close_matches(word, names, n=_NEAREST, cutoff=0)
     return f". It has {count} names, such as {', '.join(best)}.{everything}".rstrip(".")
+
+
+def check_all(problems: Mapping[str, bool]) -> None:
+    """Raises an error of the first message in `problems` that is true."""
+    for message, is_true in problems.items():
+        if is_true:
+            raise ValueError(message)
 
 
 def check_known(message: str, words: Iterable[str], names: Collection[str]) -> None:

@@ -65,23 +65,23 @@ def backbone_of(options: Options) -> Backbone:
 
 def net_of(options: Options) -> Any:
     """Returns the net without a head; raises if the config trains it in an impossible way."""
-    if options.net.get("weights") and options.start:
-        raise ValueError(
-            f"start={options.start.name!r} and net.weights={options.net['weights']!r} both give "
-            "the first backbone: leave out one of them, such as by --config.net.weights=None"
-        )
     net, trained = options.net.function(), options.trained["name"]
     needs = {
         "evaluate.frozen": options.evaluate.frozen,
         "distill": options.distill,
         "trained": trained if trained != "all" else None,
     }
-    for field, value in needs.items():
-        if value and not options.has_pretrained:
-            raise ValueError(
-                f"{field}={value} needs a pretrained backbone: give --config.net.weights=... or "
-                "--config.start=runs/..., or leave it out"
-            )
+    wrong = [f"{field}={value}" for field, value in needs.items() if value]
+    if wrong and not options.has_pretrained:
+        raise ValueError(
+            f"{wrong[0]} needs a pretrained backbone: give --config.net.weights=... or "
+            "--config.start=runs/..., or leave it out"
+        )
+    if options.net.get("weights") and options.start:
+        raise ValueError(
+            f"start={options.start.name!r} and net.weights={options.net['weights']!r} both give "
+            "the first backbone: leave out one of them, such as by --config.net.weights=None"
+        )
     # Where a part is trained, the batch norms of the backbone keep their statistics.
     return net if trained == "all" else layers.freeze(net)
 
@@ -115,7 +115,7 @@ def functions_of(options: Options) -> tuple[Callable, Callable, dict[str, Any]]:
     dim, tile = method.get("dim"), loss.get("tile")
     without_tile = mine_fn or loss.get("mine_fn") or method.get("memory")
     needs_proxies = method["name"] in _WITH_PROXIES
-    problems = {
+    problems: dict[str, bool] = {
         f"the loss {loss['name']} compares with proxies, which the method {method['name']} does "
         "not have: --config.method=proxies, or another loss": takes_proxies and not needs_proxies,
         f"the loss {loss['name']} takes no proxies, which the method {method['name']} compares "
@@ -128,9 +128,8 @@ def functions_of(options: Options) -> tuple[Callable, Callable, dict[str, Any]]:
         ),
         f"method.dim={dim}: an embedding has 1 or more dimensions": dim is not None and dim < 1,
     }
-    for message, is_wrong in problems.items():
-        if is_wrong and is_ours:
-            raise ValueError(message)
+    if is_ours and (wrong := [message for message, is_true in problems.items() if is_true]):
+        raise ValueError(wrong[0])
     if mine_fn is None:
         return factory, loss.function, {}
     if "mine_fn" not in inspect.signature(factory).parameters:

@@ -19,22 +19,19 @@ from dmljax.train.run import Metrics, Selection
 def check_evaluation(options: EvaluationOptions, data: Data, method: Method) -> None:
     """Raises if the data set or the method cannot give a score that the config asks for."""
     inspection = method.inspect or Inspect()
-    is_possible = {
+    ranks_by_mean = "mean_distance" in options.rankings
+    problems = {
         "evaluate.knn takes the class from training images, but the test split has other classes": (
-            not options.knn or bool(set(data.train.names) & set(data.test.names))
+            options.knn > 0 and not set(data.train.names) & set(data.test.names)
         ),
         "evaluate.rankings: this method does not refine embeddings": (
-            "refined" not in options.rankings or inspection.refine is not None
+            "refined" in options.rankings and inspection.refine is None
         ),
         "evaluate.rankings: 'mean_distance' needs a method with learners, and images without "
-        "groups": (
-            "mean_distance" not in options.rankings
-            or (inspection.parts is not None and data.test.groups is None)
-        ),
+        "groups": ranks_by_mean and (inspection.parts is None or data.test.groups is not None),
     }
-    for message, fits in is_possible.items():
-        if not fits:
-            raise ValueError(message)
+    if wrong := [message for message, is_true in problems.items() if is_true]:
+        raise ValueError(wrong[0])
 
 
 def metrics_of(options: EvaluationOptions) -> Metrics:
@@ -109,16 +106,6 @@ def selection_of(options: Options, scores: Metrics) -> Selection:
     selection = Selection(rule if rule == "last" else f"{split}/{score}", split, score)
     if selection.is_last and not options.reload_best_at:
         return selection
-    if split not in ("val", "test"):
-        raise ValueError(
-            "select must be 'last', or a score of a split such as 'val/R@1' or 'test/MAP@R', "
-            f"not {rule!r}"
-        )
-    if split == "val" and options.held_out is None:
-        raise ValueError(
-            f"select={rule!r} needs held-out classes: --config.held_out=0.2, or "
-            "--config.held_out=fold for the first of four folds"
-        )
     evaluate = options.evaluate
     has_clustering = evaluate.clustering is not None and not evaluate.clustering.only_last
     names = [
@@ -130,13 +117,17 @@ def selection_of(options: Options, scores: Metrics) -> Selection:
         *(["knn"] if evaluate.knn else []),
     ]
     name = selection.score.rpartition("/")[2]
-    if name not in names:
-        raise ValueError(
-            f"select={rule!r}: the evaluation has no score {name!r}{hint(name, names)}"
-        )
-    if name in metrics.LESS_IS_BETTER:
-        raise ValueError(
-            f"select={rule!r} would choose the step with the highest {name}, but a low "
-            "value is better: choose another score, such as test/R@1"
-        )
+    problems = {
+        "select must be 'last', or a score of a split such as 'val/R@1' or 'test/MAP@R', not "
+        f"{rule!r}": split not in ("val", "test"),
+        f"select={rule!r} needs held-out classes: --config.held_out=0.2, or --config.held_out=fold "
+        "for the first of four folds": split == "val" and options.held_out is None,
+        f"select={rule!r}: the evaluation has no score {name!r}{hint(name, names)}": (
+            name not in names
+        ),
+        f"select={rule!r} would choose the step with the highest {name}, but a low value is "
+        "better: choose another score, such as test/R@1": name in metrics.LESS_IS_BETTER,
+    }
+    if wrong := [message for message, is_true in problems.items() if is_true]:
+        raise ValueError(wrong[0])
     return selection

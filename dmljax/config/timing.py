@@ -155,18 +155,18 @@ def optimizer_of(
                 f"optimizer.groups: {group['path']!r} matches no parameter, such as "
                 f"{', '.join(paths[:: max(1, len(paths) // 4)])}"
             )
-    net_paths = adapt.paths_under(backbone, paths)
-    if chosen.get("layer_decay", 1.0) != 1 and not adapt.blocks(net_paths).total:
-        raise ValueError(
-            f"optimizer.layer_decay={chosen['layer_decay']}: this net has no blocks in a known "
-            f"order (its parameters are {', '.join(net_paths[:3])}, ...): leave it out, or write "
-            "optimizer.groups with a factor for each layer"
-        )
-    if keywords.get("average") and timing.reload_steps:
-        raise ValueError(
-            "optimizer.average and reload_best_at exclude each other (the average would keep "
-            "parameters from before the reload): leave out one of them"
-        )
+    net_paths, layer_decay = adapt.paths_under(backbone, paths), chosen.get("layer_decay", 1.0)
+    problems = {
+        f"optimizer.layer_decay={layer_decay}: this net has no blocks in a known order (its "
+        f"parameters are {', '.join(net_paths[:3])}, ...): leave it out, or write optimizer.groups "
+        "with a factor for each layer": layer_decay != 1 and not adapt.blocks(net_paths).total,
+        "optimizer.average and reload_best_at exclude each other (the average would keep "
+        "parameters from before the reload): leave out one of them": bool(
+            keywords.get("average") and timing.reload_steps
+        ),
+    }
+    if wrong := [message for message, is_true in problems.items() if is_true]:
+        raise ValueError(wrong[0])
     pattern = "|".join(map(re.escape, sorted(frozen)))
     frozen_groups = [{"path": f"^({pattern})$", "frozen": True}] if frozen else []
     keywords["groups"] = [*frozen_groups, *groups]

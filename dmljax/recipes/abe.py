@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from dmljax.hints import check_all
 from dmljax.recipes.arguments import check_choice
 from dmljax.recipes.backbones import split_of, with_net
 
@@ -69,12 +70,15 @@ def abe(
     check_choice("branch", branch, ("pool2", "3a", "pool3", "4a", "4b"))
     check_choice("pairs", pairs, ("drawn", "all"))
     check_choice("ranking", ranking, ("squared", "distance"))
-    if crop and dataset not in ("cub200", "cars196"):
-        raise ValueError(
-            f"crop=True needs published boxes, which cub200 and cars196 have, not {dataset}"
-        )
-    if net is not None and (branch, blocks) != ("pool3", 5):
-        raise ValueError("branch and blocks are stages of GoogLeNet: leave them out with net=...")
+    problems = {
+        f"crop=True needs published boxes, which cub200 and cars196 have, not {dataset}": (
+            crop and dataset not in ("cub200", "cars196")
+        ),
+        "branch and blocks are stages of GoogLeNet: leave them out with net=...": (
+            net is not None and (branch, blocks) != ("pool3", 5)
+        ),
+    }
+    check_all(problems)
     behind = _STAGES[_STAGES.index(branch) + 1 :]
     inceptions = [stage for stage in behind if not stage.startswith("pool")]
     check_choice("blocks", blocks, range(1, min(7, len(inceptions)) + 1))

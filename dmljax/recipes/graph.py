@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from dmljax.hints import check_all
 from dmljax.recipes.arguments import check_choice
 from dmljax.recipes.backbones import with_net
 
@@ -73,21 +74,27 @@ def graph(
     rate, decay, temperature, attention_heads, sampler, ks = _VALUES[dataset]
     if backbone_only is None:
         backbone_only = dataset == "sop"
-    if test_time and backbone_only:
-        raise ValueError("test_time=True needs the graph: backbone_only=False")
+    is_gat = attention in ("gat", "gatv2")
+    problems = {
+        "test_time=True needs the graph: backbone_only=False": test_time and backbone_only,
+        f"sublayers={sublayers} is of gat and gatv2, not attention={attention}": (
+            sublayers is not None and not is_gat
+        ),
+        "heads=averaged needs an attention, not attention=none": (
+            heads == "averaged" and attention == "none"
+        ),
+        "published=True is of ResNet-50: leave it out with net=...": published and net is not None,
+    }
+    check_all(problems)
     has_two_layers = dataset == "cars196" and not test_time
     if test_time and dataset == "cars196":
         attention_heads = 4
     options: dict[str, Any] = {"name": attention}
-    if attention in ("gat", "gatv2"):
+    if is_gat:
         options["sublayers"] = (2 if published else 1) if sublayers is None else sublayers
         if published:
             options |= {"share_vector": True, "share_projection": True}
-    elif sublayers is not None:
-        raise ValueError(f"sublayers={sublayers} is of gat and gatv2, not attention={attention}")
     if heads == "averaged":
-        if attention == "none":
-            raise ValueError("heads=averaged needs an attention, not attention=none")
         options["combine_fn"] = "average_heads"
     red_std = 0.299 if published else 0.229
     config: dict[str, Any] = {
@@ -148,8 +155,6 @@ def graph(
     }
     if net is None:
         return config
-    if published:
-        raise ValueError("published=True is of ResNet-50: leave it out with net=...")
     config = with_net(config, net)
     optimizer = config["optimizer"]
     faster = {"path": "^(head|graph)/", "factor": rate / optimizer["rate"]}

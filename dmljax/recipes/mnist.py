@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+from dmljax.hints import check_all
 from dmljax.recipes.arguments import check_choice
 
 _CONTRASTIVE = {"name": "contrastive", "neg_margin": 1.0, "power": 2.0}
@@ -51,12 +52,14 @@ def mnist(
     The four idx files of MNIST are in the folder `root`.
     """
     check_choice("loss", loss, _LOSSES)
-    if not 0 <= positive_weight <= 1:
-        raise ValueError(f"positive_weight is a fraction from 0 to 1, not {positive_weight}")
-    if positive_weight != 0.5 and loss != "contrastive":
-        raise ValueError("positive_weight is of loss=contrastive")
-    if not labels.isdecimal():
-        raise ValueError(f"labels are digits, such as 159, not {labels!r}")
+    problems = {
+        f"positive_weight is a fraction from 0 to 1, not {positive_weight}": (
+            not 0 <= positive_weight <= 1
+        ),
+        "positive_weight is of loss=contrastive": positive_weight != 0.5 and loss == "triplet",
+        f"labels are digits, such as 159, not {labels!r}": not labels.isdecimal(),
+    }
+    check_all(problems)
     terms = copy.deepcopy(_LOSSES[loss])
     if positive_weight != 0.5:
         terms["loss"] |= {"pos_weight": 2 * positive_weight, "neg_weight": 2 - 2 * positive_weight}
