@@ -148,7 +148,8 @@ def digests_of(config: Any, *, data: str | None = None) -> fields.Digests:
     """
     config = fields.complete(config)
     options = options_of(config)
-    normalization = method.normalization_of(options, method.net_of(options))
+    origin = start.find_if_any(options.start)
+    normalization = method.normalization_of(options, method.net_of(options), origin)
     weights = options.net.get("weights")
     initial_state.check_file(weights)
     return fields.digests_of(

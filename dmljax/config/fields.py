@@ -106,7 +106,7 @@ def _value(value: Any, field: dataclasses.Field, path: str) -> Any:
         value = {} if value is True else named(value)
         if isinstance(value, dict):  # without a name, the first setting that has its fields
             fitting = [
-                k for k, setting in settings.items() if {*value} <= {"name", *fields_of(setting)}
+                k for k, x in settings.items() if {*value} <= {*inspect.signature(x).parameters}
             ]
             value = {"name": [*fitting, *settings][0], **value}
         check("", {path: value}, {path: Spec})

@@ -53,13 +53,16 @@ class Backbone(NamedTuple):
 def backbone_of(options: Options) -> Backbone:
     """Returns the net with its input, its output and the cache of its features."""
     net = net_of(options)
-    normalization = normalization_of(options, net)
-    title = preprocessing.title(normalization)
-    output, note = _pooled_output(options), _input_note(options)
     whiten = _argument(_argument(options.method.function, "dense_fn"), "whiten")
     if whiten is None:
         whiten = _argument(layers.centered_dense, "whiten")
-    cache = _cache(options, normalization, output) if isinstance(options.features, Cached) else None
+    output = _pooled_output(options)
+    origin = start.find_if_any(options.start)
+    normalization = normalization_of(options, net, origin)
+    title, note = preprocessing.title(normalization), _input_note(options)
+    cache = None
+    if isinstance(options.features, Cached):
+        cache = _cache(options, normalization, output, origin)
     return Backbone(net, normalization, title, note, output, whiten, cache)
 
 
@@ -150,7 +153,7 @@ def _argument(function: Callable | None, name: str) -> Any:
     return parameters[name].default if name in parameters else None
 
 
-def normalization_of(options: Options, net: Any) -> Spec:
+def normalization_of(options: Options, net: Any, origin: start.Start | None) -> Spec:
     """Returns the normalization of the config, else of the weights or of `start`, else of the net.
 
     A config may not contradict the weights, which need the input that they were trained on, unless
@@ -159,8 +162,8 @@ def normalization_of(options: Options, net: Any) -> Spec:
     source, expected = options.net.get("weights"), None
     if source and os.path.isfile(source):
         expected = expected_normalization(source)
-    if options.start is not None and (before := config_of(options.start.name)) is not None:
-        source, expected = options.start.name, short(before["normalize"])
+    if origin is not None:
+        source, expected = str(origin.folder), short(origin.normalize)
     if options.normalize is None:
         of_net = getattr(net, "expected_normalization", None) or "imagenet"
         spec = expected or (of_net if isinstance(of_net, str) else dict(of_net))
@@ -206,7 +209,9 @@ def _input_note(options: Options) -> str:
     )
 
 
-def _cache(options: Options, normalization: Spec, output: str | None) -> Cache:
+def _cache(
+    options: Options, normalization: Spec, output: str | None, origin: start.Start | None
+) -> Cache:
     """Returns the cache of the features that `options` need."""
     assert isinstance(options.features, Cached)
     if options.trained["name"] != "last" or output is None:
@@ -216,7 +221,7 @@ def _cache(options: Options, normalization: Spec, output: str | None) -> Cache:
             "class_and_mean; or --config.features=computed"
         )
     if options.start is not None:
-        weights = start.find(options.start.name).digest
+        weights = (origin or start.find(options.start.name)).digest
     else:
         file = options.net["weights"]
         initial_state.check_file(file)
@@ -242,21 +247,16 @@ def transform_of(chosen: Spec) -> transform_lib.Transform:
     return transform_lib.bind(chosen.partial.func, **chosen.partial.keywords)
 
 
-def config_of(folder: str | os.PathLike) -> dict[str, Any] | None:
-    """Returns the completed config of the run in a folder; None if it holds no run any more."""
-    try:
-        return reading.config_of_run(reading.chosen_run(pathlib.Path(folder).expanduser()))
-    except FileNotFoundError:
-        return None
-
-
 def first_weights(folder: str | None, weights: str | None) -> str | None:
     """Returns the file of weights of the first backbone of a run that starts from a folder.
 
     Runs may start from each other in a row; the first of them may have begun with such a file.
     """
     while folder is not None:
-        if (before := config_of(folder)) is None:
+        try:
+            run_folder = reading.chosen_run(pathlib.Path(folder).expanduser())
+            before = reading.config_of_run(run_folder)
+        except FileNotFoundError:  # the run is gone
             return None
         folder = before["start"] and before["start"]["name"]
         weights = named(before["net"]).get("weights")

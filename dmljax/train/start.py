@@ -20,11 +20,12 @@ from dmljax.weights.loading import from_tensors
 
 
 class Start(NamedTuple):
-    """The chosen step of a finished run, and a digest of both."""
+    """The chosen step of a finished run, a digest of both, and `normalize` of its config."""
 
     folder: pathlib.Path
     step: int
     digest: str
+    normalize: Any = None
 
 
 class Taken(NamedTuple):
@@ -64,7 +65,19 @@ def find(folder: str | os.PathLike) -> Start:
         raise FileNotFoundError(
             f"start: {folder} lacks the checkpoint of step {step}, which the run has chosen"
         )
-    return Start(folder, step, f"{result.digests['run']} step {step}")
+    normalize = reading.config_of_run(folder)["normalize"]
+    return Start(folder, step, f"{result.digests['run']} step {step}", normalize)
+
+
+def find_if_any(options: options_lib.Start | None) -> Start | None:
+    """Finds the run to start from; returns None without one, or if it is gone or not finished.
+
+    A run that has started needs it no more.
+    """
+    try:
+        return None if options is None else find(options.name)
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def digest(options: options_lib.Start | None) -> str | None:
