@@ -16,7 +16,8 @@ from dmljax.files import result as results
 from dmljax.files.run_folder import RunFolder
 from dmljax.train import options as options_lib
 from dmljax.train.checkpoints import Checkpoints
-from dmljax.weights.loading import from_tensors
+from dmljax.weights.loading import fit
+from dmljax.weights.names import FLAX
 
 
 class Start(NamedTuple):
@@ -142,7 +143,7 @@ def backbone(
         for name, array in traverse_util.flatten_dict(variables, sep="/").items()
     }
     label = f"start: the backbone of {start.folder}, step {start.step},"
-    return from_tensors(label, tensors, net, image_shape=image_shape, report_fn=report_fn)
+    return fit(label, tensors, net, FLAX, report_fn, image_shape)
 
 
 def others(

@@ -90,7 +90,9 @@ def _metadata(
     published = PUBLISHED[name] if name else None
     if published is None and has_map:
         published, assumed = _of_net(spec["name"]), " (assumed from the names of the tensors)"
-    expected = published.preprocessing if published else _expected_input(net)
+    expected = published.preprocessing if published else None
+    if expected is None and (normalize := getattr(net, "expected_normalization", None)):
+        expected = Preprocessing(normalize=normalize)
     inputs: dict[str, Any] = {"size": IMAGE_SIZE, "normalization": None}
     if expected is not None:
         inputs = expected._asdict() | expected.inputs
@@ -118,11 +120,3 @@ def _of_net(net: str) -> Published | None:
     entries = [entry for entry in PUBLISHED.values() if entry.net == net]
     kinds = {(entry.license, str(entry.preprocessing)) for entry in entries}
     return entries[0] if len(kinds) == 1 else None
-
-
-def _expected_input(net: nn.Module) -> Preprocessing | None:
-    """Returns the input that a net expects if its file is unknown."""
-    expected = getattr(net, "expected_normalization", None)
-    if expected is None:
-        return None
-    return Preprocessing(normalize=expected if isinstance(expected, str) else dict(expected))

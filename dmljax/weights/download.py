@@ -28,6 +28,8 @@ def fetch(name: str, *, folder: str | os.PathLike, timeout: float = 60.0) -> pat
     for text comes along; a failure of that is only logged. `timeout` is in seconds, for each wait
     on the network.
     """
+    from dmljax.weights import text  # imports nets
+
     if name not in PUBLISHED:
         raise ValueError(f"no published file is called {name!r}{hint(name, PUBLISHED)}")
     published = PUBLISHED[name]
@@ -40,21 +42,13 @@ def fetch(name: str, *, folder: str | os.PathLike, timeout: float = 60.0) -> pat
         _checked(path, published.digest)
     else:
         _fetched(name, published.urls, path, published.digest, timeout)
-    _fetch_vocabulary(name, path, timeout)
+    vocabulary, urls = text.vocabulary_beside(path), text.vocabulary_urls(name)
+    if urls and not vocabulary.exists():
+        try:
+            _fetched(f"the vocabulary of {name}", urls, vocabulary, "", timeout)
+        except (OSError, ValueError) as error:
+            logging.warning("%s embeds images, but no words: %s", name, error)
     return path
-
-
-def _fetch_vocabulary(name: str, weights: pathlib.Path, timeout: float) -> None:
-    """Downloads the vocabulary of the tower for text beside `weights`, if the net has one."""
-    from dmljax.weights import text  # imports nets
-
-    path, urls = text.vocabulary_beside(weights), text.vocabulary_urls(name)
-    if not urls or path.exists():
-        return
-    try:
-        _fetched(f"the vocabulary of {name}", urls, path, "", timeout)
-    except (OSError, ValueError) as error:
-        logging.warning("%s embeds images, but no words: %s", name, error)
 
 
 def _fetched(

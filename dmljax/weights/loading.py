@@ -1,6 +1,7 @@
 """Variables of a net from a published or a converted file."""
 
 import collections
+import dataclasses
 import functools
 import itertools
 import os
@@ -35,12 +36,6 @@ Variables = dict[str, Any]
 IMAGE_SIZE = 224  # of nets without an attribute `image_size`
 
 
-def image_shape_of(net: nn.Module) -> tuple[int, int, int]:
-    """Returns the shape of RGB images of the net's `image_size`, by default 224 x 224 pixels."""
-    height, width = np.broadcast_to(getattr(net, "image_size", IMAGE_SIZE), 2).tolist()
-    return height, width, 3
-
-
 def load(
     path: str | os.PathLike,
     net: nn.Module,
@@ -54,7 +49,7 @@ def load(
     before `start` and after `stop`. `report_fn` is called with a line about what is left out, and
     about types other than float32. Any other tensor that is missing, unknown or of another shape
     raises; one error lists all of them. `image_shape` is the shape of the net's images, by default
-    `image_shape_of(net)`.
+    RGB of its `image_size`, or of 224 x 224 pixels.
     """
     weights = read_published(path)
     if "dmljax" not in weights.metadata:
@@ -66,21 +61,6 @@ def load(
     if rule := metadata["net"].get("resize"):
         _note_rule(label, net, rule, report_fn)
     return fit(label, weights.tensors, net, FLAX, report_fn, image_shape)
-
-
-def from_tensors(
-    label: str,
-    tensors: Mapping[str, np.ndarray],
-    net: nn.Module,
-    *,
-    image_shape: Sequence[int] | None = None,
-    report_fn: ReportFn = logging.info,
-) -> Variables:
-    """Builds the variables of `net` from arrays named 'params/conv1/kernel', checked as by `load`.
-
-    Messages call them `label`.
-    """
-    return fit(label, tensors, net, FLAX, report_fn, image_shape)
 
 
 def read_published(path: str | os.PathLike) -> readers.Weights:
@@ -109,7 +89,7 @@ def fit(
     image_shape: Sequence[int] | None = None,
 ) -> Variables:
     """Builds the variables of `net` from the tensors of a file, which messages call `label`."""
-    shapes_of_all_stages, shapes = _shapes(net, image_shape)
+    shapes_of_all_stages, shapes = variable_shapes(net, image_shape)
     name_map = name_map_of(tensors) if layout is TORCH else OWN_NAMES
     names = {TORCH.name_fn(p): TORCH.shape_fn(x.shape) for p, x in shapes_of_all_stages.items()}
     expected = recognition.names_of(lambda name, gated=False: names.get(name))
@@ -237,16 +217,13 @@ def _shape_in_file(
     return source.value(tensors, ()).shape
 
 
-def variable_shapes(net: nn.Module, image_shape: Sequence[int] | None = None) -> dict[tuple, Any]:
-    """Returns the shapes of the variables of `net` by path."""
-    return _shapes(net, image_shape)[1]
-
-
-def _shapes(
-    net: nn.Module, image_shape: Sequence[int] | None
+def variable_shapes(
+    net: nn.Module, image_shape: Sequence[int] | None = None
 ) -> tuple[dict[tuple, Any], dict[tuple, Any]]:
     """Shapes of variables by path: of all stages, and of the stages from `start` to `stop`."""
-    defaults: dict[str, Any] = {n: None for n in ("start", "stop") if hasattr(net, n)}
+    defaults: dict[str, Any] = {
+        f.name: f.default for f in dataclasses.fields(net) if f.name in ("start", "stop")
+    }
     outputs: dict[str, Any] = {}
 
     def variables_of(net, image, **inputs):
@@ -261,14 +238,15 @@ def _shapes(
     def struct(shape):
         return jax.ShapeDtypeStruct(shape, jnp.float32)
 
-    image = struct((1, *(image_shape or image_shape_of(net))))
+    sides = np.broadcast_to(getattr(net, "image_size", IMAGE_SIZE), 2).tolist()
+    image = struct((1, *(image_shape or (*sides, 3))))
     of_all_stages = variables_of(net.clone(**defaults), image)
     if all(getattr(net, name) == default for name, default in defaults.items()):
         return of_all_stages, of_all_stages
     order, start = list(outputs), net.start
     # Between two blocks of a stage, such as before '2.4', a map has the size that the stage gives.
     stage, _, block = str(start).partition(".")
-    if start in (None, order[0]) or stage not in order:
+    if start in (defaults["start"], order[0]) or stage not in order:
         return of_all_stages, variables_of(net, image)
     before = order[order.index(stage) - (block in ("", "0"))]
     tokens = {"prefix": struct(outputs["prefix"].shape)} if "prefix" in outputs else {}

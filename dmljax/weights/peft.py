@@ -226,7 +226,7 @@ def _kernel_shapes(net: nn.Module) -> dict[Path, tuple[int, ...]]:
     """Returns the shapes of the kernels that can have adapters, by their paths."""
     return {
         path[1:]: x.shape
-        for path, x in variable_shapes(net).items()
+        for path, x in variable_shapes(net)[1].items()
         if path[-1] == "kernel" and (x.ndim == 2 or x.shape[:2] == (1, 1))
     }
 

@@ -43,46 +43,6 @@ def test_an_offset_is_a_grid_that_is_a_little_longer():
     assert np.all(ours[9, 2:-2] < plain[9, 2:-2])
 
 
-def dino_positions(positions, before, patches):
-    """`interpolate_pos_encoding` of DINO's vision_transformer.py, for a square grid, as loops.
-
-    It calls PyTorch's bicubic interpolation with scale_factor=(patches + 0.1) / before.
-    """
-
-    def kernel(t):  # Keys' with a = -0.75
-        t = abs(t)
-        if t <= 1:
-            return 1.25 * t**3 - 2.25 * t**2 + 1
-        return -0.75 * (t**3 - 5 * t**2 + 8 * t - 4) if t < 2 else 0.0
-
-    def taps(i, count):
-        center = (i + 0.5) / ((count + 0.1) / before) - 0.5
-        for k in range(int(np.floor(center)) - 1, int(np.floor(center)) + 3):
-            yield min(max(k, 0), before - 1), kernel(center - k)
-
-    maps = np.float64(positions[0, 1:]).reshape(before, before, -1)
-    rows = [positions[0, 0]]
-    for y in range(patches[0]):
-        for x in range(patches[1]):
-            terms = [
-                v * w * maps[i, k] for i, v in taps(y, patches[0]) for k, w in taps(x, patches[1])
-            ]
-            rows.append(sum(terms))
-    return np.array(rows)[None]
-
-
-@pytest.mark.parametrize("size", [(96, 160), (320, 208), (112, 448)])
-@pytest.mark.parametrize("name", ["vit_s16", "vit_b16"])
-def test_dino_has_the_positions_of_its_own_code(name, size):
-    """At sizes other than 224, of fewer, of more and of as many patches."""
-    net, positions = getattr(nets, name)(width=6, heads=1), grid(14, 14, prefix=1)
-    _, tree = at_size(net, {"pos_embed": positions}, size)
-    expected = dino_positions(positions, 14, (size[0] // 16, size[1] // 16))
-    np.testing.assert_allclose(tree["pos_embed"], expected, atol=1e-5)
-    _, other = at_size(net.clone(resize="torch"), {"pos_embed": positions}, size)
-    assert np.max(np.abs(other["pos_embed"] - expected)) > 1e-3
-
-
 @pytest.mark.parametrize("rule", RESIZES)
 def test_a_native_grid_is_untouched(rule):
     positions = grid(4, 4, prefix=0)

@@ -106,7 +106,6 @@ def check_exactly(name, variables, size, along, **options):
 # The first file of each net has all sizes and gradients; other namings have one size.
 WITH_GRADIENTS = [n for n in CASES if f"{list(keys(n).values())[-1]}/gradient" in STORED]
 RECTIFIED = [f"{n}_real_width" for n in ("efficientnet", "mobilenet", "resnet")]
-CONVOLUTIONAL = [n for n in CASES if n.startswith(("convnext", "efficientnet"))]
 WHOLE = ("vit_s16_whole", "vit_b16_whole")  # of real width and depth
 # A small net has the same parts, and is compared with its gradients and at all sizes.
 WIDE = [n for n in CASES if n.endswith("_real_width") and not n.startswith(("mobile", "resnet"))]
@@ -188,21 +187,3 @@ def test_a_training_step_with_batch_norm(tmp_path):
 
     jax.tree.map(compare, dict(new["batch_stats"]), dict(expected))
     assert sum(compared) == ends[-1]
-
-
-@pytest.mark.parametrize(
-    "name", [n for n in CONVOLUTIONAL if not n.endswith(("_training", "_real_width"))]
-)
-def test_classifiers_and_other_stages_are_left_out(name, tmp_path):
-    path, notes = tmp_path / "file.safetensors", []
-    path.write_bytes(safetensors.numpy.save(tensors(name)))
-    body = weights.load(path, net(name, classes=None), report_fn=notes.append)
-    classes = CASES[name]["keywords"].get("classes")
-    classifiers = [note for note in notes if "classifiers left out" in note]
-    assert len(classifiers) == len(notes) == (classes is not None)
-    part = weights.load(path, net(name, classes=None, start="1", stop="2"))
-    flat, flat_part = (dict(jax.tree_util.tree_leaves_with_path(tree)) for tree in (body, part))
-    assert 0 < len(flat_part) < len(flat)
-    for key, value in flat_part.items():
-        np.testing.assert_array_equal(value, flat[key])
-    assert weights.names.classifier_size(weights.names.torch_tensors(weights.read(path))) == classes

@@ -223,25 +223,6 @@ def test_the_positions_of_a_file_are_resized_as_its_code_does(tmp_path):
         assert len(notes) == 1
 
 
-@pytest.mark.parametrize("case", ["vit", "augreg_timm"])
-def test_dinos_net_has_the_rule_of_dinos_file_and_is_told_of_that_of_transformers(tmp_path, case):
-    """DINO's own file has the names of timm's files."""
-    tensors = {n: x for n, x in fixtures.tensors(case).items() if "head" not in n}
-    path, to = write(tmp_path / "model.safetensors", tensors), tmp_path / "converted.safetensors"
-    keywords = fixtures.CASES[case]["keywords"]
-    keywords = {k: v for k, v in keywords.items() if k not in ("resize", "classes")}
-    net, notes = nets.vit_s16(**keywords), []
-    assert net.resize == "torch_offset"
-    weights.load(path, net, report_fn=notes.append)
-    flags = [f"--net.{k}={v}" for k, v in keywords.items()]
-    main.main(["weights", str(path), "--net=vit_s16", f"--to={to}", *flags])
-    rule = weights.read_metadata(to)["net"].get("resize")
-    if case == "vit":
-        assert rule == "torch" and len(notes) == 1 and "set resize='torch'" in notes[0]
-    else:
-        assert rule is None and notes == []
-
-
 def test_a_tensor_that_is_missing_unknown_or_of_another_shape_is_named(tmp_path):
     """Two or three tensors of a file in each of six namings."""
     for name in ("dinov2_g", "dinov3_splus_timm", "openclip", "siglip_timm", "unicom", "vit"):
