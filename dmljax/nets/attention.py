@@ -251,25 +251,20 @@ def check_nodes(nodes: Any, adjacency: Any, edge_weights: Any, where: Any) -> in
     """Returns the number of nodes n. Raises unless nodes are [n d] floats and the other arrays fit
     them.
     """
+    n, problems = len(nodes), []
     if jnp.ndim(nodes) != 2 or not jnp.issubdtype(nodes.dtype, jnp.floating):
-        raise ValueError(
-            f"nodes are [n d] floats, one row per image, not {nodes.dtype} {list(jnp.shape(nodes))}"
-        )
-    n = len(nodes)
-    for name, array, shape in (
-        ("adjacency", adjacency, (n, n)),
-        ("edge_weights", edge_weights, (n, n)),
-        ("where", where, (n,)),
-    ):
-        if array is None:
-            continue
-        if jnp.shape(array) != shape:
-            raise ValueError(
-                f"{name} of {n} nodes must have the shape {list(shape)}, not "
-                f"{list(jnp.shape(array))}"
-            )
-        if name != "edge_weights" and array.dtype != bool:
-            raise ValueError(f"{name} must be boolean, not {array.dtype}: write {name} > 0")
+        text = f"{nodes.dtype} {list(jnp.shape(nodes))}"
+        problems.append(f"nodes are [n d] floats, one row per image, not {text}")
+    arrays = {"adjacency": adjacency, "edge_weights": edge_weights, "where": where}
+    for name, array in arrays.items():
+        shape = [n] if name == "where" else [n, n]
+        if array is not None and list(jnp.shape(array)) != shape:
+            text = f"{shape}, not {list(jnp.shape(array))}"
+            problems.append(f"{name} of {n} nodes must have the shape {text}")
+        elif array is not None and name != "edge_weights" and array.dtype != bool:
+            problems.append(f"{name} must be boolean, not {array.dtype}: write {name} > 0")
+    if problems:
+        raise ValueError(problems[0])
     return n
 
 

@@ -234,29 +234,25 @@ class ViT(layers.Backbone, kw_only=True):
         return outputs
 
     def _check(self, shape) -> None:
-        if shape[0] % self.patch or shape[1] % self.patch:
-            raise ValueError(
-                f"images of {shape[0]} x {shape[1]} pixels cannot be cut into patches of "
-                f"{self.patch}: both sides must be multiples of {self.patch}"
-            )
         size = tuple(np.broadcast_to(self.image_size, 2).tolist())
-        if any(side % self.patch for side in size) or self.width % self.heads:
-            raise ValueError(
-                f"image_size {self.image_size} must be a multiple of patch {self.patch}, and width "
-                f"{self.width} of heads {self.heads}"
-            )
-        if self.pool == "flatten" and tuple(shape) != size:
-            raise ValueError(
-                f"images of {shape[0]} x {shape[1]} pixels do not fit a head that flattens the "
-                f"tokens of {size[0]} x {size[1]} pixels: set image_size before training"
-            )
+        images = f"images of {shape[0]} x {shape[1]} pixels"
+        problems = {
+            f"{images} cannot be cut into patches of {self.patch}: both sides must be multiples of "
+            f"{self.patch}": any(side % self.patch for side in shape),
+            f"image_size {self.image_size} must be a multiple of patch {self.patch}, and width "
+            f"{self.width} of heads {self.heads}": any(side % self.patch for side in size)
+            or self.width % self.heads,
+            f"{images} do not fit a head that flattens the tokens of {size[0]} x {size[1]} pixels: "
+            "set image_size before training": self.pool == "flatten" and tuple(shape) != size,
+            "without a class token, set positions='patches' and another pool": not self.class_token
+            and (self.positions == "class" or self.pool == "class"),
+        }
         for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                text = ", ".join(allowed)
-                raise ValueError(f"{name} is one of {text}, not {getattr(self, name)!r}")
+            value = getattr(self, name)
+            problems[f"{name} is one of {', '.join(allowed)}, not {value!r}"] = value not in allowed
+        if wrong := [text for text, is_wrong in problems.items() if is_wrong]:
+            raise ValueError(wrong[0])
         check(self.attention)
-        if not self.class_token and (self.positions == "class" or self.pool == "class"):
-            raise ValueError("without a class token, set positions='patches' and another pool")
 
 
 def block_count(params: Any) -> int:

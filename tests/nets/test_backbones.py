@@ -9,7 +9,6 @@ import pytest
 from backbone_cases import (
     CASES,
     REFERENCED,
-    Case,
     assert_close,
     compiled_train,
     evaluate,
@@ -106,15 +105,6 @@ def test_a_training_step_of_all_stages_agrees_with_pytorch(name, monkeypatch):
     monkeypatch.setitem(CASES, name, CASES[name]._replace(steps={}, map_shape=None, size=96))
     with jax.enable_x64(True):
         check_step(name, train_fn(name), np.float64, 1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("depth", [18, 34, 50, 101, 152])
-def test_full_resnets_agree_with_pytorch(depth, monkeypatch):
-    net = getattr(nets, f"resnet{depth}")
-    keywords = {key: net.keywords[key] for key in ("blocks", "bottleneck")}
-    monkeypatch.setitem(CASES, f"resnet{depth}", Case(net, "resnet:ResNet", keywords))
-    test_every_stage_agrees_with_pytorch(f"resnet{depth}")
 
 
 def test_googlenet_with_the_response_norms_of_dvmls_code():

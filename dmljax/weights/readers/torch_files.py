@@ -107,8 +107,8 @@ def parse_zip(data: bytes) -> dict[str, np.ndarray]:
     def member(name: str) -> bytes:
         return archive.read(roots[0] + name)
 
-    if f"{roots[0]}byteorder" in names and member("byteorder") == b"big":
-        raise Refused(_BIG_ENDIAN)
+    is_big_endian = f"{roots[0]}byteorder" in names and member("byteorder") == b"big"
+    _check(not is_big_endian, _BIG_ENDIAN, Refused)
     tensors = _state_dict(unpickle(io.BytesIO(member("data.pkl"))))
     keys = {tensor.storage.key for tensor in tensors.values()}
     return _arrays(tensors, {key: member(f"data/{key}") for key in keys})
@@ -117,27 +117,26 @@ def parse_zip(data: bytes) -> dict[str, np.ndarray]:
 def parse_legacy(data: bytes) -> dict[str, np.ndarray]:
     """Tensors of a stream of pickles, which the bytes of all storages follow."""
     stream = io.BytesIO(data)
-    if (magic := unpickle(stream)) != _MAGIC:
-        raise Refused(f"is a pickle of a {type(magic).__name__}, not written by torch.save")
-    if unpickle(stream) != _PROTOCOL:
-        raise Refused("is in a PyTorch format that is not known")
+    magic = unpickle(stream)
+    problem = f"is a pickle of a {type(magic).__name__}, not written by torch.save"
+    _check(magic == _MAGIC, problem, Refused)
+    _check(unpickle(stream) == _PROTOCOL, "is in a PyTorch format that is not known", Refused)
     system = unpickle(stream)
-    if isinstance(system, dict) and system.get("little_endian") is False:
-        raise Refused(_BIG_ENDIAN)
+    is_big_endian = isinstance(system, dict) and system.get("little_endian") is False
+    _check(not is_big_endian, _BIG_ENDIAN, Refused)
     storages: list[Storage] = []
     tensors = _state_dict(unpickle(stream, storages))
     itemsizes = {storage.key: storage.dtype.itemsize for storage in storages}
     contents = {}
     keys = unpickle(stream)
-    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-        raise ValueError("its list of storages is not a list of names")
+    is_list = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
+    _check(is_list, "its list of storages is not a list of names")
     for key in keys:
         size = int.from_bytes(stream.read(8), "little") * itemsizes[key]
         contents[key] = stream.read(size)
-        if len(contents[key]) != size:
-            raise ValueError(f"storage {key} ends early")
-    if remaining := len(data) - stream.tell():
-        raise ValueError(f"{remaining} bytes follow the last storage")
+        _check(len(contents[key]) == size, f"storage {key} ends early")
+    remaining = len(data) - stream.tell()
+    _check(not remaining, f"{remaining} bytes follow the last storage")
     return _arrays(tensors, contents)
 
 
@@ -146,11 +145,11 @@ def _state_dict(content: Any) -> dict[str, Tensor]:
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
-    if not isinstance(content, dict):
-        raise Refused(f"holds a {type_name(content)}, not a state dict")
+    problem = f"holds a {_type_name(content)}, not a state dict"
+    _check(isinstance(content, dict), problem, Refused)
     for name, value in content.items():
-        if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise Refused(f"is not a state dict: {str(name)[:80]!r} is a {type_name(value)}")
+        problem = f"is not a state dict: {str(name)[:80]!r} is a {_type_name(value)}"
+        _check(isinstance(name, str) and isinstance(value, Tensor), problem, Refused)
     return content
 
 
@@ -161,14 +160,14 @@ def _arrays(tensors: dict[str, Tensor], contents: dict[str, bytes]) -> dict[str,
 def _view(content: bytes, tensor: Tensor) -> np.ndarray:
     storage, size, stride = tensor.storage, tensor.size, tensor.stride
     values, stop = np.frombuffer(content, storage.dtype), storage.start + storage.length
-    if storage.start < 0 or storage.length < 0 or stop > len(values):
-        raise ValueError(f"storage {storage.key} has {len(values)} values, not {stop}")
+    is_inside = 0 <= storage.start <= stop <= len(values)
+    _check(is_inside, f"storage {storage.key} has {len(values)} values, not {stop}")
     values = values[storage.start : stop]
     if 0 in size:
         return np.zeros(size, values.dtype)
     last = tensor.offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-    if last >= len(values):  # `as_strided` would read memory that does not belong to the file
-        raise ValueError(f"a tensor reaches to {last} of a storage of {len(values)}")
+    # Otherwise `as_strided` would read memory that does not belong to the file.
+    _check(last < len(values), f"a tensor reaches to {last} of a storage of {len(values)}")
     steps = [s * values.itemsize for s in stride]
     return np.lib.stride_tricks.as_strided(values[tensor.offset :], size, steps, writeable=False)
 
@@ -231,8 +230,7 @@ def unpickle(stream: io.BytesIO, storages: list[Storage] | None = None) -> Any:
             stack.pop()  # attributes of a state dict: version numbers of layers
             _expect(stack[-1], dict)
         elif name == "STOP":
-            if outer_stacks or len(stack) != 1:
-                raise ValueError("a pickle ends in the middle")
+            _check(not outer_stacks and len(stack) == 1, "a pickle ends in the middle")
             return stack[0]
         elif name not in ("PROTO", "FRAME"):
             word = f" {argument}" if isinstance(argument, str) else ""
@@ -241,12 +239,16 @@ def unpickle(stream: io.BytesIO, storages: list[Storage] | None = None) -> Any:
 
 
 def _expect(value: Any, type_: type[T]) -> T:
-    if type(value) is not type_:
-        raise ValueError(f"a {type_name(value)} in place of a {type_.__name__}")
+    _check(type(value) is type_, f"a {_type_name(value)} in place of a {type_.__name__}")
     return value
 
 
-def type_name(value: Any) -> str:
+def _check(is_right: bool, problem: str, error: type[ValueError] = ValueError) -> None:
+    if not is_right:
+        raise error(problem)
+
+
+def _type_name(value: Any) -> str:
     """Returns the type of a value, for messages."""
     return type(value).__name__.strip("_").lower()
 
@@ -257,12 +259,12 @@ def _key(value: Any) -> str | int:
     A nested tuple is hashed item by item: one that holds itself twice at each of 60 levels needs a
     few hundred bytes and 2^60 steps, and one of 200,000 levels exhausts the stack of C.
     """
-    if type(value) is str or (type(value) is int and 0 <= value < _MAX_KEY):
-        return value
-    raise Refused(
-        f"is not plain weights: a dict has a {type_name(value)} as a key, not text or a small "
-        "number. Save only its state_dict()"
+    problem = (
+        f"is not plain weights: a dict has a {_type_name(value)} as a key, not text or a small "
     )
+    problem += "number. Save only its state_dict()"
+    _check(type(value) is str or (type(value) is int and 0 <= value < _MAX_KEY), problem, Refused)
+    return value
 
 
 def _dict(pairs: Iterable[tuple[Any, Any]]) -> dict[str | int, Any]:
@@ -274,11 +276,9 @@ def _pairs(items: list[Any]) -> list[tuple[Any, Any]]:
 
 
 def _global(name: str) -> _Global:
-    if name not in _GLOBALS:
-        raise Refused(
-            f"is not plain weights: its pickle refers to {name[:100]}. Nothing was run. If you "
-            "trust where it comes from, save only its state_dict()"
-        )
+    problem = f"is not plain weights: its pickle refers to {name[:100]}. Nothing was run. If you "
+    problem += "trust where it comes from, save only its state_dict()"
+    _check(name in _GLOBALS, problem, Refused)
     return _Global(name)
 
 
@@ -287,8 +287,8 @@ def _persistent(value: Any) -> Storage:
     None.
     """
     kind, storage_type, key, _, length, *view = _expect(value, tuple)
-    if kind != "storage" or not isinstance(storage_type, _Global) or type(length) is not int:
-        raise ValueError("a storage of an unknown kind")
+    is_known = kind == "storage" and isinstance(storage_type, _Global) and type(length) is int
+    _check(is_known, "a storage of an unknown kind")
     start = 0
     if view and view[0] is not None:
         _, start, length = view[0]
@@ -311,7 +311,7 @@ def _reduce(function: Any, arguments: Any) -> Any:
     if name.startswith("torch._utils._rebuild_tensor"):
         storage, offset, size, stride = arguments[:4]
         for numbers in ((offset,), _expect(size, tuple), _expect(stride, tuple)):
-            if not all(type(n) is int and n >= 0 for n in numbers):
-                raise ValueError("a tensor whose offset, size or stride is not a positive number")
+            is_positive = all(type(n) is int and n >= 0 for n in numbers)
+            _check(is_positive, "a tensor whose offset, size or stride is not a positive number")
         return Tensor(_expect(storage, Storage), offset, size, stride)
     raise ValueError(f"{name} is called")
