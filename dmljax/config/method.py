@@ -226,10 +226,8 @@ def _cache(
         file = options.net["weights"]
         initial_state.check_file(file)
         weights = file_digest(file)
-    of_net, of_normalization = with_defaults(options.net), with_defaults(normalization)
-    of_net.pop("weights", None)
-    of_normalization.pop("force", None)
-    about = {"net": of_net, "weights": weights, "normalize": of_normalization}
+    about: dict[str, Any] = {"net": with_defaults(options.net), "weights": weights}
+    about["normalize"] = {k: v for k, v in with_defaults(normalization).items() if k != "force"}
     if (platform := jax.default_backend()) != "cpu":  # accelerators multiply with fewer digits
         about["platform"] = platform
     return Cache(

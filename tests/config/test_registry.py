@@ -10,7 +10,6 @@ import pytest
 from jaxtyping import Bool, Float
 
 from dmljax.config import fields, registry
-from dmljax.hints import hint
 from dmljax.losses import pnp_penalties
 from dmljax.miners import selections
 from dmljax.nets.attention import average_heads
@@ -52,17 +51,6 @@ def test_a_function_of_another_kind_is_refused(kind, name, message):
     with pytest.raises(ValueError, match=message) as refused:
         registry.resolve(kind, name)
     assert "\n" not in str(refused.value)
-
-
-def test_a_hint_names_three_names_at_most():
-    names = [f"name{i}" for i in range(20)]
-    text = hint("nam5", names, where="dmljax list names")
-    assert text == ": did you mean 'name5' or 'name15' or 'name9'? All names: dmljax list names"
-    text = hint("xyz", names)
-    assert text.startswith(". It has 20 names, such as name") and text.count("name") == 4
-    assert hint("xyz", names[:5]) == ". It has: name0, name1, name2, name3, name4"
-    assert hint("name", names[:3]).endswith("? It has: name0, name1, name2")
-    assert hint("x", []) == ". It has: none"
 
 
 def test_functions_as_keywords_are_names_of_their_own_kind():

@@ -1,11 +1,8 @@
 """The recipes for own images and glyphs choose batches and rates by the kind of the loss."""
 
-import jax
-import numpy as np
 import pytest
 
 from dmljax import at_hand, recipes
-from dmljax.config.build import build
 from dmljax.config.fields import complete
 
 
@@ -94,19 +91,3 @@ def test_steps_of_a_ladder_need_a_backbone(monkeypatch):
 def test_an_unknown_loss_of_a_recipe_is_refused():
     with pytest.raises(ValueError, match="loss: there is no 'proxies': did you mean"):
         recipes.folder(loss="proxies")
-
-
-@pytest.mark.parametrize("loss", ["circle", "arcface"])
-def test_losses_of_a_recipe_run_with_its_method(loss):
-    run = build(recipes.glyphs(loss=loss))
-    batch = {
-        "images": jax.ShapeDtypeStruct((8, 32, 32, 1), np.float32),
-        "labels": jax.ShapeDtypeStruct((8,), np.int32),
-    }
-    key = jax.random.key(0)
-    params, state = jax.eval_shape(run.method.init, key, batch)
-    value, _ = jax.eval_shape(
-        lambda *arrays: run.method.loss(*arrays, key=key, step=0), params, state, batch
-    )
-    assert value.shape == ()
-    assert ("proxies" in params) == (run.config["method"]["name"] == "proxies")
