@@ -117,7 +117,6 @@ LOSSES = (
 )
 AUGMENTED = {"name": "standard_train", "color": 0.4, "antialias": False}
 TILED = (*LOSSES[:5], "clip", "siglip", "recall_at_k", "smooth_ap")
-MEASURED: set[str] = set()  # lines that an earlier call has finished
 COMPILE_ONLY = False  # in processes of the first stage
 FORMS = {"float32": None, "filter in bfloat16": "bfloat16"}
 PEERS = {  # of pytorch-metric-learning, as far as a batch of 4,096 fits into memory
@@ -466,8 +465,6 @@ def loss(sizes, *, names, key):
     labels = (np.arange(b) // 4).astype(np.int32)
     for name in names:
         title = f"{name}, batch {b:,} x {d}, with gradient{', tiled' * (key == 'tiled')}"
-        if title in MEASURED:
-            continue
         try:
             second = other if name in VIEWS else labels
             yield one_loss(title, getattr(losses, name), x, second, tiled=key == "tiled")
@@ -762,15 +759,13 @@ def earlier_results(out: pathlib.Path) -> dict:
         rows = [lines for name, lines in results.items() if name != "device"]
         if not all(isinstance(cells["name"], str) for cells in itertools.chain(*rows)):
             raise TypeError("a line without a name")
-    except OSError as error:
-        raise SystemExit(f"{error}: give an --out in a folder that can be written") from None
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise SystemExit(f"{out} is damaged ({error}): remove it, or give another --out") from None
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise SystemExit(f"{out} cannot be used ({error}): give another --out") from None
     return results
 
 
-def table(results: dict[str, list[dict]], current: str) -> str:
-    """Lines that another version of the code has measured say so."""
+def table(results: dict[str, list[dict]]) -> str:
+    """Formats all lines as Markdown."""
     names = ("value", "share", "gib", "compile", "torch")
     titles = "| row | value | unit | share | GiB | compile, s | torch | note |\n|" + "---|" * 8
     rows = [titles]
@@ -780,8 +775,6 @@ def table(results: dict[str, list[dict]], current: str) -> str:
         if numbers["share"] is not None:
             texts["share"] = f"{numbers['share']:.1%}"
         note = f"ERROR {cells['error']}" if "error" in cells else cells.get("note", "")
-        if cells.get("code") != current:
-            note = f"OTHER CODE {note}".strip()
         unit = cells.get("unit", "")
         cells = [cells["name"], texts["value"], unit, *list(texts.values())[1:], note]
         rows.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
@@ -804,7 +797,6 @@ def print_lines(args: argparse.Namespace) -> None:
     """What the process of a row does."""
     global COMPILE_ONLY
     COMPILE_ONLY = args.compile is not None
-    MEASURED.update(args.measured)
     row = ROWS[args.row]
     if COMPILE_ONLY and args.row in PARTS:
         row = functools.partial(row, names=row.keywords["names"][args.compile :: PARTS[args.row]])
@@ -817,7 +809,7 @@ def print_lines(args: argparse.Namespace) -> None:
 
 def measure(args: argparse.Namespace, environment: dict[str, str]) -> dict[str, list[dict]]:
     """The lines of all rows, which are also written as they come."""
-    start, current = time.monotonic(), code()
+    start = time.monotonic()
     results = earlier_results(args.out)
     flags = ["--reduced"] * args.reduced
     lines_of_machine: dict[str, list[dict]] = {}
@@ -825,31 +817,28 @@ def measure(args: argparse.Namespace, environment: dict[str, str]) -> dict[str, 
     machine_line = lines_of_machine["machine"][0]
     if "error" in machine_line:
         raise SystemExit(machine_line["error"])
-    note = [machine_line.get("note"), args.reduced]
+    note = [machine_line.get("note"), args.reduced, code()]
     if results and (other := results.pop("device", note)) != note:
         raise SystemExit(
-            f"{args.out} has results of {other}, and this call would add results of {note} "
-            "(device and version of jax; whether sizes are reduced): give another --out"
+            f"{args.out} has results of {other}, and this call would add results of {note} (device "
+            "and version of jax; whether sizes are reduced; digest of the code): give another --out"
         )
-    results["machine"] = [cells | {"code": current} for cells in lines_of_machine["machine"]]
+    results["machine"] = lines_of_machine["machine"]
     compile_seconds: dict[str, float] = {}
 
     def log(text: str) -> None:
         print(f"{time.monotonic() - start:4.0f} s  {text}", file=sys.stderr, flush=True)
 
-    def measured(name: str) -> dict[str, dict]:
-        return {cells["name"]: cells for cells in results.get(name, ()) if "error" not in cells}
-
     def save(name: str, lines: list[dict]) -> None:
         log(name)
-        new = {cells["name"]: cells | {"code": current} for cells in lines}
-        for title in new.keys() & compile_seconds:
-            new[title]["compile"] = compile_seconds[title]
-        results[name] = list((measured(name) | new).values())
+        for cells in lines:
+            if cells["name"] in compile_seconds:
+                cells["compile"] = compile_seconds[cells["name"]]
+        results[name] = lines
         temporary = args.out.with_suffix(".tmp")
         temporary.write_text(json.dumps({"device": note, **results}, indent=1))
         temporary.replace(args.out)
-        args.out.with_suffix(".md").write_text(table(results, current))
+        args.out.with_suffix(".md").write_text(table(results))
 
     def save_first(name: str, lines: list[dict]) -> None:
         errors = [cells["error"] for cells in lines if "error" in cells]
@@ -861,7 +850,7 @@ def measure(args: argparse.Namespace, environment: dict[str, str]) -> dict[str, 
         for name, words in rows:
             is_done = name in results and not any("error" in cells for cells in results[name])
             if not is_done and name.startswith(tuple(args.rows)):
-                wanted.append((name, [*flags, *words, "--measured", *measured(name)]))
+                wanted.append((name, [*flags, *words]))
         limit = 60 * args.minutes * share - (time.monotonic() - start)
         run_rows(wanted, environment, done_fn, jobs=jobs, limit=limit)
 
@@ -885,7 +874,6 @@ def main() -> int:
     )
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("accelerator.json"))
     parser.add_argument("--row", choices=list(ROWS), help=argparse.SUPPRESS)
-    parser.add_argument("--measured", nargs="*", default=[], help=argparse.SUPPRESS)
     parser.add_argument("--compile", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.row:
@@ -907,15 +895,8 @@ def main() -> int:
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # processes share the memory; so do peers
         }
         results = measure(args, environment)
-    current = code()
-    print(table(results, current))
-    lines = [cells for name in ROWS for cells in results.get(name, ())]
-    if any(cells.get("code") != current for cells in lines):
-        text = (
-            f"OTHER CODE: measured before the code changed; remove {args.out} to repeat all rows."
-        )
-        print(text, file=sys.stderr)
-    has_error = any("error" in cells for cells in lines)
+    print(table(results))
+    has_error = any("error" in cells for name in ROWS for cells in results.get(name, ()))
     if has_error:
         print("The same command repeats rows that have an error.", file=sys.stderr)
     return int(has_error)

@@ -30,11 +30,8 @@ def renew(bundle: pathlib.Path, **fields) -> None:
     """Changes top-level fields of the manifest of a bundle, and renews all digests."""
     path = bundle / files.MANIFEST
     content = json.loads(path.read_text()) | fields
-    content["files"] = {
-        file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)}
-        for file in sorted(bundle.iterdir())
-        if file.name != files.MANIFEST
-    }
+    names = {file.name for file in bundle.iterdir()} - {files.MANIFEST}
+    content["files"] = {name: sha256(bundle / name) for name in sorted(names)}
     with contextlib.suppress(Exception):  # parameters that cannot be read have no digest
         tensors = load((bundle / files.PARAMS).read_bytes())
         content["model"] = files.model_digest(tensors, content["preprocess"], content["config"])
@@ -76,12 +73,12 @@ def changed_program(bundle: pathlib.Path, change_fn, target: str) -> bytes:
 
     model = models.open_model(bundle)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), model.tensors)
-    images = jax.ShapeDtypeStruct((4, *model.image_shape), np.uint8)
+    images = jax.ShapeDtypeStruct((4, *model.input_shape), np.uint8)
     exported = jax.export.export(
         jax.jit(lambda tensors, images: change_fn(model.embed_fn(tensors, images))),
         disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(target)],
     )(shapes, images)
-    return bytes(models.serialized(exported))
+    return bytes(exported.serialize())
 
 
 def field(number: int, value: int | str | bytes) -> bytes:

@@ -199,16 +199,14 @@ def _forged_folders(own, own_bundle, tmp_path, evil, place):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_no_verb_imports_what_a_file_names(verb, own, own_bundle, tmp_path, evil):
+def test_a_verb_imports_what_a_file_names_only_if_it_is_trusted(
+    verb, own, own_bundle, tmp_path, evil
+):
     run, bundle = _forged_folders(own, own_bundle, tmp_path, evil, "dataset")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ValueError, match=REFUSAL):
         main.main(_verbs(run, bundle, tmp_path)[verb])
     assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_an_honest_module_works_when_it_is_trusted(verb, own, own_bundle, tmp_path):
     assert main.main([*_verbs(str(own), str(own_bundle), tmp_path)[verb], "--trust-modules"]) == 0
 
 

@@ -3,9 +3,10 @@
 import importlib.resources
 import json
 import os
+import pathlib
 import string
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,80 +21,87 @@ from dmljax.weights import PUBLISHED, read_metadata
 from dmljax.weights.published import identify
 
 _ONNX = "\n`embed.onnx` takes `images`, uint8 [n height width channels], and gives `embeddings`."
-_SEEN_NOTE = (
-    " {:,} of the test classes are training classes: among classes that the net has not seen, "
-    "false matches are more frequent."
-)
-_DISJOINT = "No test class is a training class"
-_NOT_STATED = "license: other\nlicense_name: not-stated"
-
-
-class Evidence(NamedTuple):
-    """The scores of a card, by `figures`, and the choice of the checkpoint."""
-
-    scores: Mapping[str, Mapping[str, Any]]
-    against: Sequence[Against]  # the pretrained backbone without training, if there is one
-    selection: str  # which checkpoint this is, and why
-    uses_test: bool  # whether test scores had a part in the choice
-    prefixes: Mapping[int, Mapping[str, Mapping[str, Any]]]  # scores by widths
 
 
 def text(
     run: Run,
     manifest: Manifest,
-    evidence: Evidence,
+    scores: Mapping[int, Mapping[str, Mapping[str, Any]]],
     *,
+    against: Sequence[Against],
+    step: int,
     result: Result | None,
     license: str | None,
 ) -> str:
-    """Returns the card of a run's bundle: `card.md`, without the paragraphs that lack a value."""
+    """Returns the card of a run's bundle: `card.md`, without the paragraphs that lack a value.
+
+    `scores` are those of `figures` by the widths of the embeddings. `against` are scores of the
+    pretrained backbone without training, and `result` is that of the exported `step`, if it exists.
+    """
     cosine = manifest.output.similarity == "cosine"
     thresholds, digest = manifest.thresholds, result and result.digests.get("data")
     overlap = len(set(run.train.names) & set(run.test.names))
     splits = ((x, f"{len(y):,}", f"{len(y.names):,}") for x, y in run.splits.items())
     first = next(iter(thresholds.values()), None)
     is_held_out = first is not None and first.chosen_on == "val"
+    chosen, main = result and result.chosen, scores[manifest.output.dimension]
+    selection = chosen.sentence if chosen else f"checkpoint of step {step} of {run.steps}"
     values = _program_values(manifest) | {
         "run": run,
         "net": run.options.net["name"],
-        "evidence": evidence,
+        "selection": selection[0].upper() + selection[1:],
         "threshold": first,
-        "shape": run.eval_image_shape,
         # JSON strings are YAML too, and need no further escapes.
-        "license_lines": f"license: {json.dumps(license)}" if license else _NOT_STATED,
+        "license_lines": f"license: {json.dumps(license or 'other')}",
         "dataset": json.dumps(run.options.dataset["name"]),
-        "metric_lines": "\n".join(f"- {json.dumps(x)}" for x in evidence.scores) or "- recall",
+        "metric_lines": "\n".join(f"- {json.dumps(x)}" for x in main) or "- recall",
         "data_set": _data_set(run),
         "kind": "unit vectors, compared by their cosine" if cosine else "compared by distance",
         "method": named(run.config["method"])["name"],
         "loss": named(run.config["loss"])["name"],
         "split_table": _table("split | images | classes", splits),
-        "overlap": f"{overlap:,} test classes are training classes" if overlap else _DISJOINT,
+        "overlap": f"{overlap:,} of the {len(run.test.names):,} test classes are training classes",
         "data_digest": f" SHA-256 of its manifest: `{digest}`." if digest else "",
         "chosen_on": "the held-out" if is_held_out else "half of the test",
         "measured_on": "test split" if is_held_out else "other test classes",
-        "seen_note": _SEEN_NOTE.format(overlap) if overlap else "",
         "level": level_text(),
-        "score_table": _score_table(evidence),
-        "against": sentence(evidence.against),
+        "score_table": _score_table(main, against),
+        "against": sentence(against),
         "threshold_table": _threshold_table(thresholds),
-        "prefix_table": _prefix_table(evidence.prefixes),
-        "pretraining": pretraining(method.first_weights(run.start_folder, run.weights)),
+        "prefix_table": _prefix_table(scores),
+        "pretraining": _pretraining(method.first_weights(run.start_folder, run.weights)),
         "license": license or "not stated",
-        "limits": _limits(run, manifest, evidence),
-        "trained": _trained(result),
+        "trained": "" if result is None else f"\n* Run digest: `{result.digests.get('run')}`",
     }
     conditions = {
-        "if_test": evidence.uses_test,
-        "if_scores": evidence.scores,
-        "if_no_scores": not evidence.scores,
+        "if_test": chosen and chosen.uses_test,
+        "if_scores": main,
+        "if_no_scores": not main,
         "if_thresholds": cosine and thresholds,
         "if_no_thresholds": cosine and not thresholds,
-        "if_frozen": evidence.against,
-        "if_prefixes": evidence.prefixes,
+        "if_frozen": against,
+        "if_prefixes": len(scores) > 1,
+        "if_boxes": run.test.boxes is not None,
     }
     values |= {name: "" for name, holds in conditions.items() if holds}
     return _filled(_template("card.md"), values)
+
+
+def of_backbone(name: str, manifest: Manifest, *, license: str | None) -> str:
+    """Returns the card of the net `name` of `weights.PUBLISHED`, which was not trained here."""
+    values = _program_values(manifest) | {
+        "name": name,
+        "published": PUBLISHED[name],
+        "license_lines": f"license: {json.dumps(license or 'other')}",
+        "license": license or "the license of the weights",
+        **({"if_words": ""} if manifest.text else {}),
+        "trained": "",
+    }
+    sections = _template("card.md").split("\n\n## ")
+    common = {x.partition("\n")[0]: f"## {x}" for x in sections[1:]}
+    head, end = _template("backbone.md").split("\n\n## ")
+    parts = [head, *(common[title] for title in ("Use", "Input", "Programs"))]
+    return _filled("\n\n".join([*parts, f"## {end}", common["Versions"]]), values)
 
 
 def _program_values(manifest: Manifest) -> dict[str, Any]:
@@ -101,6 +109,7 @@ def _program_values(manifest: Manifest) -> dict[str, Any]:
     return {
         "manifest": manifest,
         "onnx": _ONNX if "embed.onnx" in manifest.files else "",
+        "color": "RGB" if manifest.preprocess["channels"] == 3 else "gray",
         "operations": "\n".join(map(_operation, manifest.preprocess["operations"])),
         "program_table": _program_table(manifest.parity["programs"]),
         "platforms": ", ".join(manifest.program.platforms),
@@ -135,25 +144,7 @@ def _operation(operation: Mapping[str, Any]) -> str:
     return f"1. `{operation['name']}` ({options})"
 
 
-def of_backbone(name: str, manifest: Manifest, *, license: str | None) -> str:
-    """Returns the card of the net `name` of `weights.PUBLISHED`, which was not trained here."""
-    published = PUBLISHED[name]
-    values = _program_values(manifest) | {
-        "name": name,
-        "published": published,
-        "license_lines": f"license: {json.dumps(license or 'other')}",
-        "license": license or "the license of the weights",
-        **({"if_words": ""} if manifest.text else {}),
-        "trained": "",
-    }
-    sections = _template("card.md").split("\n\n## ")
-    common = {x.partition("\n")[0]: f"## {x}" for x in sections[1:]}
-    head, end = _template("backbone.md").split("\n\n## ")
-    parts = [head, *(common[title] for title in ("Use", "Input", "Programs"))]
-    return _filled("\n\n".join([*parts, f"## {end}", common["Versions"]]), values)
-
-
-def pretraining(weights: str | None) -> str:
+def _pretraining(weights: str | None) -> str:
     """Returns the source of the initial weights and their license, as far as the file tells."""
     if not weights:
         return "none, all parameters are from this training"
@@ -172,25 +163,23 @@ def pretraining(weights: str | None) -> str:
 
 
 def _data_set(run: Run) -> str:
-    """Returns the name of the data set, with the last part of its path if it is the user's own."""
+    """Returns the name of the data set, with the last part of its path."""
     spec = named(run.config["dataset"])
-    has_path = spec["name"] in ("folder", "npz", "table")
-    path = next((spec[key] for key in PATHS["dataset"] if has_path and spec.get(key)), None)
-    return f"{spec['name']} {os.path.basename(os.path.normpath(path))}" if path else spec["name"]
+    paths = [pathlib.PurePath(spec[key]).name for key in PATHS["dataset"] if spec.get(key)]
+    return " ".join([spec["name"], *paths[:1]])
 
 
-def _score_table(evidence: Evidence) -> str:
+def _score_table(scores: Mapping[str, Mapping[str, Any]], against: Sequence[Against]) -> str:
     rows = []
-    for name, score in evidence.scores.items():
-        name += ", mean over classes" if score.get("average") == "classes" else ""
+    for name, score in scores.items():
+        name += ", mean over classes" if score["average"] == "classes" else ""
         interval = _range(score["interval"])
         rows.append((name, _percent(score["value"]), interval, f"{score['queries']:,}"))
-    queries = next((f"{score['queries']:,}" for score in evidence.scores.values()), "-")
-    for row in evidence.against:
+    for row in against:
         if row.split == "test":
             limits = None if row.frozen_low is None else (row.frozen_low, row.frozen_high)
             name = f"{row.name} of the backbone without training"
-            rows.append((name, _percent(row.frozen), _range(limits), queries))
+            rows.append((name, _percent(row.frozen), _range(limits), rows[0][-1] if rows else "-"))
     return _table(f"test split | value | {level_text()} interval over classes | queries", rows)
 
 
@@ -228,32 +217,6 @@ def _program_table(programs: Mapping[str, Any]) -> str:
         same = _percent(report.get("same_nearest"))
         rows.append((name, report["images"], f"{difference:.1e}", f"{cosine:.7f}", same))
     return _table("program | images | largest difference | smallest cosine | same nearest", rows)
-
-
-def _limits(run: Run, manifest: Manifest, evidence: Evidence) -> str:
-    """Returns lines about limits that only some runs have."""
-    first: Mapping[str, Any] = next(iter(manifest.preprocess["operations"]), {})
-    is_resized = first.get("name") == "resize" and first.get("antialias")
-    has_intervals = all(score["interval"] is not None for score in evidence.scores.values())
-    limits = {
-        "The test split has fewer than 8 classes, too few for intervals.": not has_intervals,
-        f"The net computes in {manifest.output.precision}.": manifest.output.precision != "float32",
-        "Training and test images were cropped to given boxes. Crop queries in the same way.": (
-            run.test.boxes is not None
-        ),
-        f"All images of the data set had {first.get('width')} x {first.get('height')} pixels. "
-        "Others are resized to that size.": is_resized,
-    }
-    return "".join(f"* {line}\n" for line, holds in limits.items() if holds)
-
-
-def _trained(result: Result | None) -> str:
-    if result is None:
-        return ""
-    code = result.code or {}
-    revision = f", revision {code['revision'][:12]}" if code.get("revision") else ""
-    version, run = result.versions.get("dmljax"), result.digests.get("run")
-    return f"\n* Trained by dmljax {version}{revision}\n* Run digest: `{run}`"
 
 
 def _percent(value: float | None) -> str:

@@ -12,7 +12,6 @@ atomically, so the existing files are the progress. Images that cannot be embedd
 
 import collections
 import dataclasses
-import functools
 import hashlib
 import itertools
 import json
@@ -21,7 +20,7 @@ import os
 import pathlib
 import types
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -88,50 +87,47 @@ def _list(path: str | os.PathLike, *, metadata: bool) -> Collection:
     except (pa.ArrowInvalid, OSError) as error:
         raise ValueError(f"{path} is not Parquet: {error}") from None
     names = file.schema_arrow.names
-    if "path" not in names:
-        raise ValueError(f"{path} needs a column path, and may have id; it has {', '.join(names)}")
+    if "path" not in names or not file.metadata.num_rows:
+        raise ValueError(
+            f"{path} needs rows with a column path, and may have id; it has {', '.join(names)}"
+        )
     id_column = "id" if "id" in names else "path"
     others = [name for name in names if metadata and name not in ("path", "id")]
     others = [name for name in others if not name.startswith("__index_level_")]  # of pandas
     fields = [name for name in others if _is_scalar(file.schema_arrow.field(name).type)]
     columns = list(dict.fromkeys(["path", id_column, *fields]))
     counts = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-    starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-    if not starts[-1]:
-        raise ValueError(f"{path} is empty")
+    bounds = list(itertools.accumulate(counts, initial=0))
     folder = pathlib.Path(path).parent
 
-    @functools.lru_cache(maxsize=1)
-    def read_group(group: int) -> Any:
-        return file.read_row_group(group, columns=columns)
-
     def read(rows: range) -> list[Image]:
-        first = int(np.searchsorted(starts, rows.start, side="right")) - 1
-        last = int(np.searchsorted(starts, rows.stop, side="left"))
-        images: list[Image] = []
-        for group in range(first, last):
-            start = max(rows.start - int(starts[group]), 0)
-            stop = min(rows.stop - int(starts[group]), counts[group])
-            table = read_group(group).slice(start, stop - start)
-            if table["path"].null_count or table[id_column].null_count:
-                raise ValueError(f"{path}: row group {group} has a row without path or id")
-            for row in table.to_pylist():
-                values = {name: _finite(row[name]) for name in fields}
-                images.append(Image(str(row[id_column]), str(folder / str(row["path"])), values))
-        return images
+        inside = [a < rows.stop and rows.start < b for a, b in itertools.pairwise(bounds)]
+        groups = np.flatnonzero(inside).tolist()
+        table = file.read_row_groups(groups, columns=columns)
+        table = table.slice(rows.start - bounds[groups[0]], len(rows))
+        if table["path"].null_count or table[id_column].null_count:
+            raise ValueError(f"{path}: a row of {rows.start} to {rows.stop} lacks its path or id")
+        return [
+            Image(
+                str(row[id_column]),
+                str(folder / str(row["path"])),
+                {name: _finite(row[name]) for name in fields},
+            )
+            for row in table.to_pylist()
+        ]
 
     skipped = [name for name in others if name not in fields]
     path_note = f"relative paths in {path} begin at its folder"
-    return Collection(int(starts[-1]), _footer_digest(path), read, skipped, path_note)
+    return Collection(bounds[-1], _footer_digest(path), read, skipped, path_note)
 
 
 def _is_scalar(kind: Any) -> bool:
     """Tells whether values of a type of Arrow are text, numbers or bools."""
-    pa, _ = vector_files.pyarrow()
-    tests = pa.types.is_string, pa.types.is_large_string, pa.types.is_integer, pa.types.is_boolean
-    if pa.types.is_dictionary(kind):
+    is_kind = vector_files.pyarrow()[0].types
+    tests = is_kind.is_string, is_kind.is_large_string, is_kind.is_integer, is_kind.is_floating
+    if is_kind.is_dictionary(kind):
         kind = kind.value_type
-    return any(test(kind) for test in (*tests, pa.types.is_floating, pa.types.is_null))
+    return any(test(kind) for test in (*tests, is_kind.is_boolean, is_kind.is_null))
 
 
 def _finite(value: Any) -> Any:
@@ -191,70 +187,63 @@ def embed(
         "count": collection.count,
         "chunk": chunk,
     }
+    rows = shard.rows(collection.count)
     with parts.claimed(out, shard, task) as folder:
-        rows = shard.rows(collection.count)
         if not parts.is_complete(folder):
             with ThreadPoolExecutor(machine.core_count()) as pool:
                 for start in range(rows.start, rows.stop, chunk):
                     path = folder / f"{start:012d}.parquet"
                     if not path.exists():
-                        chunk_rows = range(start, min(start + chunk, rows.stop))
-                        selected = collection.read_fn(chunk_rows)
-                        ids, vectors, left_out = embedded(bundle, selected, chunk_rows.start, pool)
+                        selected = collection.read_fn(range(start, min(start + chunk, rows.stop)))
+                        ids, vectors, left_out = embedded(bundle, selected, start, pool)
                         if prefix is not None:
                             vectors = first_numbers(vectors, prefix)
                         by_id = {x.id: metadata_of(x.id, x.metadata) for x in selected}
                         metadata = [by_id[name] for name in ids]
                         write_chunk(path, ids, metadata, vectors, left_out, model=bundle)
-            count = write_left_out(folder)
-            parts.finish(folder, shard, rows=rows, left_out=count)
-        facts = reading.json_file(folder / "part.json")
-    manifest = parts.complete(out)
-    return {**facts, "folder": str(folder), "missing": manifest["missing"]}
+            parts.finish(folder, rows=rows, left_out=write_left_out(folder))
+    state = parts.state(out)
+    facts = next(part for part in state["folders"] if part["folder"] == shard.folder)
+    return {**facts, "folder": str(folder), "missing": state["missing"]}
 
 
 def embedded(
     bundle: Bundle, images: Sequence[Image], first_row: int, pool: ThreadPoolExecutor
 ) -> tuple[list[str], np.ndarray, list[tuple[str, str]]]:
-    """Returns ids and vectors of the images that can be embedded, and problems of the others."""
-    size = bundle.batch_sizes[-1]
+    """Returns ids and vectors of the images that can be embedded, and problems of the others.
+
+    `first_row` decides where the batches begin. Threads decode two batches ahead.
+    """
+    size, count = bundle.batch_sizes[-1], len(images)
+    offset = first_row % size
+    bounds = [0, *range(size - offset, count, size), count]
+    batches = [range(*pair) for pair in itertools.pairwise(bounds)]
     ids: list[str] = []
     vectors = [np.zeros((0, bundle.dimension), np.float32)]
     left_out: list[tuple[str, str]] = []
-    for offset, results in _prepared(bundle, images, first_row % size, pool):
+
+    def submit(rows: range) -> list[Future]:
+        return [pool.submit(_prepare, bundle, images[i]) for i in rows]
+
+    pending = collections.deque(map(submit, batches[:2]))
+    for number, rows in enumerate(batches):
+        pending.extend(map(submit, batches[number + 2 : number + 3]))
         batch = np.zeros((size, *bundle.input_shape), np.uint8)
         slots = []
-        for slot, (image, result) in enumerate(results, start=offset):
-            if isinstance(result, str):
-                left_out.append((image.id, result))
+        for i, future in zip(rows, pending.popleft(), strict=True):
+            if isinstance(result := future.result(), str):
+                left_out.append((images[i].id, result))
             else:
-                batch[slot] = result
-                slots.append(slot)
-                ids.append(image.id)
+                slots.append((offset + i) % size)
+                batch[slots[-1]] = result
+                ids.append(images[i].id)
         if slots:
             vectors.append(bundle.embed_prepared(batch)[slots])
     x = np.concatenate(vectors)
-    where = np.asarray(np.isfinite(x).all(axis=1))
+    where = np.isfinite(x).all(axis=1)
     wrong = itertools.compress(ids, ~where)
     left_out += [(name, "its embedding has NaN or infinity") for name in wrong]
     return list(itertools.compress(ids, where)), x[where], left_out
-
-
-def _prepared(
-    bundle: Bundle, images: Sequence[Image], offset: int, pool: ThreadPoolExecutor
-) -> Iterator[tuple[int, list[tuple[Image, np.ndarray | str]]]]:
-    """Yields the first slot and the decoded images of every batch; threads decode the next two."""
-    size = bundle.batch_sizes[-1]
-    bounds = [0, *range(size - offset, len(images), size), len(images)]
-    pending: collections.deque[tuple[int, list[tuple[Image, Future]]]] = collections.deque()
-    for start, stop in itertools.pairwise(bounds):
-        batch = [(image, pool.submit(_prepare, bundle, image)) for image in images[start:stop]]
-        pending.append((0 if start else offset, batch))
-        if len(pending) > 2:
-            slot, batch = pending.popleft()
-            yield slot, [(image, future.result()) for image, future in batch]
-    for slot, batch in pending:
-        yield slot, [(image, future.result()) for image, future in batch]
 
 
 def _prepare(bundle: Bundle, image: Image) -> np.ndarray | str:

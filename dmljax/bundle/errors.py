@@ -1,8 +1,5 @@
 """Errors about bundles and about images."""
 
-import contextlib
-from collections.abc import Iterator
-
 # Kinds of refusals of images, with the HTTP status of each.
 KINDS = {"unreadable": 400, "too_large": 413, "format": 415, "too_small": 422}
 
@@ -23,12 +20,3 @@ class BadImage(ValueError):
         super().__init__(message)
         self.kind = kind
         self.status = KINDS[kind]
-
-
-@contextlib.contextmanager
-def naming(image: str) -> Iterator[None]:
-    """Prepends the name of the image to the message of a `BadImage` in the block."""
-    try:
-        yield
-    except BadImage as error:
-        raise BadImage(f"{image}: {error}", kind=error.kind) from None

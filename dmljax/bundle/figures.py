@@ -1,12 +1,11 @@
 """Figures of a model for its card and manifest: scores and thresholds."""
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dmljax import metrics, vectors
+from dmljax import metrics
 from dmljax.bundle import files
 from dmljax.data.splits import Split
 from dmljax.metrics.significance import FEWEST_CLASSES, LEVEL, limits
@@ -34,32 +33,15 @@ def scores(
     values = metrics.per_query(search.embeddings, search.labels, ks=(1,), **search.options)
     result = {}
     for name in ("R@1", "RP", "MAP@R"):
-        counted = values[name][~np.isnan(values[name])]
-        if not len(counted):
-            continue
-        interval = metrics.interval(values[name], groups=search.labels, over=average)
-        result[name] = {
-            "value": metrics.average(values[name], search.labels, over=average),
-            "average": average,
-            "interval": _finite(interval),
-            "queries": len(counted),
-        }
+        if queries := int((~np.isnan(values[name])).sum()):
+            interval = metrics.interval(values[name], groups=search.labels, over=average)
+            result[name] = {
+                "value": metrics.average(values[name], search.labels, over=average),
+                "average": average,
+                "interval": None if math.isnan(interval[0]) else [float(x) for x in interval],
+                "queries": queries,
+            }
     return result
-
-
-def by_prefix(
-    embeddings: np.ndarray, split: Split, prefixes: Sequence[int], *, average: str = "queries"
-) -> dict[int, dict[str, dict[str, Any]]]:
-    """Computes `scores` of every prefix that is shorter than the embeddings, by dimension."""
-    return {
-        dim: scores(vectors.prefix(embeddings, dim), split, average=average)
-        for dim in prefixes
-        if dim < embeddings.shape[1]
-    }
-
-
-def _finite(interval: tuple[float, float]) -> list[float] | None:
-    return None if math.isnan(interval[0]) else [float(x) for x in interval]
 
 
 def halves(data: Labeled) -> tuple[Labeled, Labeled]:
@@ -82,73 +64,68 @@ def thresholds(chosen_on: Labeled, test: Labeled, *, split: str) -> dict[str, fi
     if len(np.unique(chosen_on.labels)) < FEWEST_CLASSES:
         return {}
     histograms = metrics.similarity_histograms(chosen_on.embeddings, chosen_on.labels)
-    rates = metrics.offered_fmrs(histograms, FMRS)
-    cosines = {rate: metrics.threshold_at_fmr(histograms, rate) for rate in rates}
     pairs = int(histograms.negatives.sum())
-    measured = _pair_rates(test, list(cosines.values()))
     near = metrics.neighborhoods(test.embeddings, test.labels, k=1)
-    return {
-        f"fmr={rate:.0e}".replace("e-0", "e-"): files.Threshold(
-            cosine, split, pairs, files.Rates(**measured[cosine], **_refused(near, cosine))
+    result = {}
+    for rate in metrics.offered_fmrs(histograms, FMRS):
+        cosine = metrics.threshold_at_fmr(histograms, rate)
+        refused = metrics.stranger_rates(near, cosine)
+        measured = files.Rates(
+            **_pair_rates(test, cosine),
+            known_refused=_known(refused.known_refused),
+            strangers_refused=_known(refused.strangers_refused),
         )
-        for rate, cosine in cosines.items()
-    }
+        name = f"fmr={rate:.0e}".replace("e-0", "e-")
+        result[name] = files.Threshold(cosine, split, pairs, measured)
+    return result
 
 
-def _refused(near: metrics.Neighborhoods, cosine: float) -> dict[str, Any]:
-    rates = metrics.stranger_rates(near, cosine)
-    named = {"known_refused": rates.known_refused, "strangers_refused": rates.strangers_refused}
-    return {name: None if math.isnan(rate) else rate for name, rate in named.items()}
+def _known(rate: float) -> float | None:
+    return None if math.isnan(rate) else float(rate)
 
 
-def _pair_rates(data: Labeled, cosines: list[float]) -> dict[float, dict[str, Any]]:
-    """Computes FMR and FNMR at each cosine; intervals draw whole classes with replacement.
+def _pair_rates(data: Labeled, cosine: float) -> dict[str, Any]:
+    """Computes FMR and FNMR at a cosine; intervals draw whole classes with replacement.
 
     M[a, b] of the N[a, b] pairs of the classes a and b match. With weights w of the classes, FMR is
     sum_{a != b} w_a w_b M / sum_{a != b} w_a w_b N, and FNMR is the same over a = b with N - M in
-    place of M.
+    place of M, and w_a in place of its square: a class drawn twice brings its pairs twice.
     """
     classes, codes = np.unique(data.labels, return_inverse=True)
     order = np.argsort(codes, kind="stable")
     x, codes = data.embeddings[order].astype(np.float32), codes[order]
-    starts = np.searchsorted(codes, np.arange(len(classes)))
-    sizes = np.bincount(codes)
-    pairs = np.outer(sizes, sizes) - np.diag(sizes)  # ordered, no image with itself
-    rng = np.random.default_rng(0)
-    weights = rng.multinomial(len(classes), np.full(len(classes), 1 / len(classes)), _SAMPLES)
-    result = {}
-    for cosine in cosines:
-        matches = np.zeros((len(classes), len(classes)))
-        for start in range(0, len(x), _BLOCK):
-            rows = slice(start, start + _BLOCK)
-            passing = x[rows] @ x.T >= cosine
-            passing[np.arange(len(passing)), np.arange(start, start + len(passing))] = False
-            by_class = np.add.reduceat(passing, starts, axis=1, dtype=np.int64)
-            np.add.at(matches, codes[rows], by_class)
-        result[cosine] = _rates(matches, pairs.astype(np.float64), weights.astype(np.float64))
-    return result
+    starts, sizes = np.searchsorted(codes, np.arange(len(classes))), np.bincount(codes)
+    pairs = (np.outer(sizes, sizes) - np.diag(sizes)).astype(float)  # ordered, none with itself
+    matches = np.zeros_like(pairs)
+    for start in range(0, len(x), _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        passing = x[rows] @ x.T >= cosine
+        passing[np.arange(len(passing)), np.arange(start, start + len(passing))] = False
+        by_class = np.add.reduceat(passing, starts, axis=1, dtype=np.int64)
+        np.add.at(matches, codes[rows], by_class)
+    same_matches, same_pairs = np.diag(matches), np.diag(pairs)
+    other_matches, other_pairs = matches - np.diag(same_matches), pairs - np.diag(same_pairs)
 
-
-def _rates(matches: np.ndarray, pairs: np.ndarray, weights: np.ndarray) -> dict[str, Any]:
-    def fmr(w):
-        same = np.sum(w * w * np.diag(matches), axis=-1), np.sum(w * w * np.diag(pairs), axis=-1)
-        total = (np.sum((w @ matrix) * w, axis=-1) for matrix in (matches, pairs))
-        passing, count = (a - b for a, b in zip(total, same, strict=True))
+    def ratio(passing, count):
         return passing / np.where(count > 0, count, np.nan)
 
-    def fnmr(w):  # w, not its square: a class drawn twice brings its pairs twice
-        passing, count = (np.sum(w * np.diag(matrix), axis=-1) for matrix in (matches, pairs))
-        return 1 - passing / np.where(count > 0, count, np.nan)
+    def fmr(w):
+        passing, count = (
+            np.sum((w @ matrix) * w, axis=1) for matrix in (other_matches, other_pairs)
+        )
+        return ratio(passing, count)
 
+    def fnmr(w):
+        return 1 - ratio(w @ same_matches, w @ same_pairs)
+
+    count = len(classes)
+    draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), _SAMPLES)
     rates: dict[str, Any] = {}
-    ones = np.ones(len(pairs))
-    enough = len(pairs) >= FEWEST_CLASSES
-    for name, function in (("fmr", fmr), ("fnmr", fnmr)):
-        value = float(function(ones))
-        draws = function(weights) if enough else np.array([np.nan])
-        draws = draws[~np.isnan(draws)]
-        rates[name] = None if math.isnan(value) else value
-        rates[f"{name}_interval"] = tuple(limits(draws, LEVEL)) if len(draws) else None
-    rates["different_pairs"] = int((pairs.sum() - np.trace(pairs)) // 2)
-    rates["same_pairs"] = int(np.trace(pairs) // 2)
+    for name, rate_fn in (("fmr", fmr), ("fnmr", fnmr)):
+        rates[name] = _known(rate_fn(np.ones((1, count)))[0])
+        drawn = rate_fn(draws.astype(float))
+        drawn = drawn[~np.isnan(drawn)] if count >= FEWEST_CLASSES else drawn[:0]
+        rates[f"{name}_interval"] = tuple(limits(drawn, LEVEL)) if len(drawn) else None
+    rates["different_pairs"] = int(other_pairs.sum()) // 2
+    rates["same_pairs"] = int(same_pairs.sum()) // 2
     return rates

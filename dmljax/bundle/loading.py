@@ -9,17 +9,15 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from dmljax import vectors as vector_math
-from dmljax.bundle import files, images, preprocessing, programs, text
-from dmljax.bundle.errors import BadBundle, naming
+from dmljax.bundle import files, images, parity, preprocessing, programs, text
+from dmljax.bundle.errors import BadBundle, BadImage
 
-# A program and a checkpoint may differ by rounding: the largest difference of a coordinate of unit
-# vectors, and the smallest cosine. Accelerators round the inputs of products to ten bits.
-LIMITS = {"cpu": (1e-5, 0.99999), "other": (1e-2, 0.9995)}
 PROGRAMS = ("stablehlo", "onnx")
 
 
@@ -103,9 +101,11 @@ class Bundle:
             raise ValueError("embed takes a list of one image or more")
         rows, batch = [], []
         for i, image in enumerate(images):
-            is_path = isinstance(image, str | os.PathLike)
-            with naming(str(image) if is_path else f"image number {i}"):
+            try:
                 batch.append(self.prepare(image))
+            except BadImage as error:
+                name = image if isinstance(image, str | os.PathLike) else f"image number {i}"
+                raise BadImage(f"{name}: {error}", kind=error.kind) from None
             if len(batch) == self.batch_sizes[-1] or i == len(images) - 1:
                 rows.append(self.embed_prepared(np.stack(batch), prefix=prefix))
                 batch = []
@@ -140,7 +140,7 @@ class Bundle:
 
     @property
     def has_text(self) -> bool:
-        """Whether `embed_text` works."""
+        """Tells whether `embed_text` works."""
         return self.manifest.text is not None
 
     def embed_text(self, texts: Sequence[str]) -> np.ndarray:
@@ -156,7 +156,7 @@ class Bundle:
 
     @functools.cached_property
     def _text(self) -> tuple[Callable[..., np.ndarray], Callable[[np.ndarray], np.ndarray]]:
-        """The function from texts to tokens, and the program."""
+        """The function from texts to tokens, and the program; read at the first use."""
         rule, manifest = self.manifest.text, self.manifest
         if rule is None:
             raise ValueError(
@@ -165,54 +165,37 @@ class Bundle:
             )
         tokens_fn = text.Tokens(files.read(self.folder, manifest, files.VOCABULARY), rule)
         tensors = files.read_tensors(self.folder, manifest, files.TEXT_PARAMS)
-        program_fn = programs.stablehlo(
-            self.folder,
-            manifest,
-            tensors,
-            (rule.length,),
-            name=files.TEXT_PROGRAM,
-            device=self.device,
-        )
-        return tokens_fn, program_fn
+        options: dict[str, Any] = {"name": files.TEXT_PROGRAM, "device": self.device}
+        return tokens_fn, programs.stablehlo(self.folder, manifest, tensors, **options)
 
     def check(self) -> dict[str, float]:
         """Compares preprocessing and program with the stored examples; raises `BadBundle`.
 
         Returns the largest difference and the smallest cosine of the embeddings.
         """
-        try:
-            golden = files.read_tensors(self.folder, self.manifest, files.GOLDEN)
-            inputs, embeddings = golden.pop("inputs"), golden.pop("embeddings")
-            pixels = [self.prepare(golden[f"encoded_{i}"].tobytes()) for i in range(len(golden))]
-            pairs = [(embeddings, self.embed_prepared(inputs))]
-            if self.has_text:
-                words = files.read_tensors(self.folder, self.manifest, files.TEXT_GOLDEN)
-                pairs.append((words["embeddings"], self._embed_tokens(words["tokens"])))
-        except KeyError as error:
-            raise BadBundle(
-                f"the stored examples of {self.folder} have no {error}: export the run again"
-            ) from error
+        golden = files.read_tensors(self.folder, self.manifest, files.GOLDEN)
+        inputs, embeddings = golden.pop("inputs"), golden.pop("embeddings")
+        pixels = [self.prepare(golden[f"encoded_{i}"].tobytes()) for i in range(len(golden))]
+        pairs = [(embeddings, self.embed_prepared(inputs))]
+        if self.has_text:
+            words = files.read_tensors(self.folder, self.manifest, files.TEXT_GOLDEN)
+            pairs.append((words["embeddings"], self._embed_tokens(words["tokens"])))
         if not np.array_equal(pixels, inputs[: len(pixels)]):
             raise BadBundle(
                 f"the preprocessing of {self.folder} gives other pixels than at the export: "
                 "compare the versions of Pillow and dmljax with those in README.md"
             )
         exported_on = self.manifest.program.exported_on
-        limit, least = limits(self.manifest.output.precision, exported_on, programs.platform())
-        compared = []
-        for expected, outputs in pairs:
-            is_alike = expected.shape == outputs.shape
-            difference, cosine = differences(expected, outputs) if is_alike else (np.inf, -1.0)
-            largest = limit * max(1.0, float(np.abs(expected).max(initial=0)))
-            if not (difference <= largest and cosine >= least):
-                raise programs.unusable(
-                    self.folder,
-                    "gives other embeddings than at the export: they differ by "
-                    f"{difference:.1e} (limit {largest:.0e}), smallest cosine {cosine:.6f}",
-                )
-            compared.append((difference, cosine))
-        differ, cosines = zip(*compared, strict=True)
-        return {"largest_difference": max(differ), "smallest_cosine": min(cosines)}
+        limits = parity.limits(self.manifest.output.precision, exported_on, programs.platform())
+        try:
+            reports = [parity.difference(*pair, limits) for pair in pairs]
+        except parity.MismatchedProgram as error:
+            problem = f"gives other embeddings than at the export: it {error}"
+            raise programs.unusable(self.folder, problem) from error
+        return {
+            "largest_difference": max(report["largest_difference"] for report in reports),
+            "smallest_cosine": min(report["smallest_cosine"] for report in reports),
+        }
 
 
 def load(
@@ -246,24 +229,10 @@ def load(
     if files.model_digest(tensors, manifest.preprocess, manifest.config) != manifest.model:
         raise BadBundle(f"the model digest of {folder} does not belong to its files")
     if program == "onnx":
-        program_fn = programs.onnx(folder, manifest)
+        program_fn = programs.onnx_session(folder, manifest)
     else:
-        program_fn = programs.stablehlo(folder, manifest, tensors, preprocess.shape, device=device)
+        program_fn = programs.stablehlo(folder, manifest, tensors, device=device)
     bundle = Bundle(folder, manifest, preprocess, program_fn, sizes, device)
     if program == "stablehlo" and manifest.program.jax != jax.__version__:
         bundle.check()  # JAX promises for some months that a program loads; this verifies it
     return bundle
-
-
-def limits(precision: str, *platforms: str) -> tuple[float, float]:
-    """Returns the largest difference and the smallest cosine of embeddings of these platforms."""
-    exact = precision == "float32" and set(platforms) == {"cpu"}
-    return LIMITS["cpu" if exact else "other"]
-
-
-def differences(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
-    """Returns the largest difference of a coordinate, and the smallest cosine of a row."""
-    first, second = first.astype(np.float64), second.astype(np.float64)
-    norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
-    cosines = np.sum(first * second, axis=1) / np.where(norms > 0, norms, 1)
-    return float(np.abs(first - second).max()), float(cosines.min())

@@ -7,9 +7,11 @@ jax2onnx replaces functions of flax and jax.numpy while it runs, so it runs in i
 
 import contextlib
 import importlib.util
+import os
 import pathlib
-import re
+import subprocess
 import sys
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ import numpy as np
 from jax import export
 from jax.interpreters import partial_eval
 
-from dmljax.bundle import files, parity
+from dmljax.bundle import files
 from dmljax.config import fields
 from dmljax.files import reading
 
@@ -30,14 +32,16 @@ _OPSET = 23
 
 
 class Model(NamedTuple):
-    """An embedding function: `embed_fn(tensors, images uint8 [b h w c]) -> float32 [b d]`.
+    """An embedding function: `embed_fn(tensors, inputs [b *input_shape]) -> float32 [b d]`.
 
-    `tensors` are the parameters and statistics that it reads, by their paths.
+    `tensors` are the parameters and statistics that it reads, by their paths. The inputs are
+    `uint8 [b h w c]` images, or the `int32 [b length]` tokens of a text tower.
     """
 
     embed_fn: Callable[[Mapping[str, Any], Any], Any]
     tensors: dict[str, Any]
-    image_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
+    dtype: Any = np.uint8
 
 
 def flat(variables: Any) -> dict[str, Any]:
@@ -86,9 +90,7 @@ def model(
         zeros = {path: jnp.zeros(x.shape, x.dtype) for path, x in unused.items()}
         return embed_all({**tensors, **zeros}, images)
 
-    height, width, channels = image_shape
-    used_arrays = {path: arrays[path] for path in used_paths}
-    return Model(embed, used_arrays, (height, width, channels))
+    return Model(embed, {path: arrays[path] for path in used_paths}, tuple(image_shape))
 
 
 def model_of(config: dict[str, Any], image_shape: Sequence[int], *, classes: int) -> Model:
@@ -109,18 +111,15 @@ def model_of(config: dict[str, Any], image_shape: Sequence[int], *, classes: int
 def open_model(folder: pathlib.Path) -> Model:
     """Returns the model of the bundle in `folder`: code from dmljax, values from the bundle."""
     manifest = files.read_manifest(folder)
-    size = manifest.preprocess["input"]
-    shape = size["height"], size["width"], size["channels"]
+    shape = [manifest.preprocess[name] for name in ("height", "width", "channels")]
     tensors = files.read_tensors(folder, manifest, files.PARAMS)
-    shapes = model_of(manifest.config, shape, classes=manifest.classes)
-    files.check_tensors(tensors, shapes.tensors, name=files.PARAMS)
-    return shapes._replace(tensors=tensors)
+    return model_of(manifest.config, shape, classes=manifest.classes)._replace(tensors=tensors)
 
 
 def at_size(
-    config: dict[str, Any], variables: Any, image_shape: Sequence[int]
-) -> tuple[dict[str, Any], Any]:
-    """Returns config and variables with learned positions resized for images of this shape.
+    config: dict[str, Any], variables: Any, image_shape: Sequence[int], *, classes: int
+) -> tuple[dict[str, Any], Model]:
+    """Returns config and model with learned positions resized for images of this shape.
 
     Then no program resizes them at every call. Models without learned positions stay as they are.
     """
@@ -130,38 +129,21 @@ def at_size(
     net = options_of(config, ("net",)).net.function()
     height, width = image_shape[:2]
     new, variables = positions.at_size(net, variables, (height, width))
-    if new is net:
-        return config, variables
-    image_size = np.array(new.image_size).tolist()  # as JSON has it
-    return {**config, "net": {**fields.named(config["net"]), "image_size": image_size}}, variables
-
-
-def with_values(model: Model, variables: Any) -> Model:
-    """Returns the model of `model_of`, whose tensors are shapes, with its arrays of `variables`."""
-    arrays = flat(variables)
-    return model._replace(tensors={path: arrays[path] for path in model.tensors})
+    if new is not net:
+        image_size = np.array(new.image_size).tolist()  # as JSON has it
+        config = {**config, "net": {**fields.named(config["net"]), "image_size": image_size}}
+    shapes, arrays = model_of(config, image_shape, classes=classes), flat(variables)
+    tensors = {path: np.ascontiguousarray(arrays[path]) for path in shapes.tensors}
+    return config, shapes._replace(tensors=tensors)
 
 
 def stablehlo(model: Model, *, platforms: Sequence[str] = PLATFORMS) -> export.Exported:
     """Returns the program for any batch size and for all `platforms`."""
-    shape = model.image_shape
-    return exported(model.embed_fn, model.tensors, shape, np.uint8, platforms=platforms)
-
-
-def exported(
-    embed_fn: Callable[..., Any],
-    tensors: Mapping[str, Any],
-    input_shape: Sequence[int],
-    dtype: Any,
-    *,
-    platforms: Sequence[str] = PLATFORMS,
-) -> export.Exported:
-    """Returns the program of `embed_fn(tensors, inputs [b *input_shape])` for any batch size."""
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tensors)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), model.tensors)
     (batch,) = export.symbolic_shape("b")
-    inputs = jax.ShapeDtypeStruct((batch, *input_shape), dtype)
+    inputs = jax.ShapeDtypeStruct((batch, *model.input_shape), model.dtype)
     with _without_folders():
-        return export.export(jax.jit(embed_fn), platforms=list(platforms))(shapes, inputs)
+        return export.export(jax.jit(model.embed_fn), platforms=list(platforms))(shapes, inputs)
 
 
 @contextlib.contextmanager
@@ -179,16 +161,6 @@ def _without_folders() -> Iterator[None]:
         jax.config.update(name, before)
 
 
-def serialized(exported: export.Exported) -> bytes:
-    """Returns the bytes of a program's file."""
-    try:
-        return bytes(exported.serialize())
-    except ImportError as error:
-        raise ImportError(
-            "writing a program needs flatbuffers: pip install 'dmljax[export]'"
-        ) from error
-
-
 def check_onnx_installed() -> None:
     """Raises ImportError with the command that installs what is missing."""
     for package in ("jax2onnx", "onnx", "onnx_ir", "onnxruntime"):
@@ -198,12 +170,13 @@ def check_onnx_installed() -> None:
 
 def write_onnx(folder: pathlib.Path) -> None:
     """Writes `embed.onnx` into the bundle in `folder`, in a new process."""
-    check_onnx_installed()
-    if problem := parity.run_module("dmljax.bundle.models", folder):
-        if match := re.match(r"ModuleNotFoundError: No module named '(\w+)", problem):
-            raise ImportError(
-                f"--onnx needs {match[1]}, which jax2onnx imports: pip install {match[1]}"
-            )
+    root = str(pathlib.Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "dmljax.bundle.models", folder]
+    environment = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        problem = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise ValueError(f"jax2onnx cannot convert this net ({problem}): export without --onnx")
 
 
@@ -216,7 +189,7 @@ def _write_onnx(folder: pathlib.Path) -> None:
     with reading.trusting_modules(True):
         model = open_model(folder)
     # jax cannot name a size in a shape.
-    images = _Images(("B", *model.image_shape), np.dtype(np.uint8))
+    images = types.SimpleNamespace(shape=("B", *model.input_shape), dtype=np.dtype(model.dtype))
     with impl.portable():
         converted = jax2onnx.to_onnx(
             lambda images: model.embed_fn(model.tensors, images),
@@ -227,11 +200,6 @@ def _write_onnx(folder: pathlib.Path) -> None:
             output_names=["embeddings"],
         )
     (folder / files.ONNX).write_bytes(converted.SerializeToString())
-
-
-class _Images(NamedTuple):
-    shape: tuple[str | int, ...]
-    dtype: np.dtype
 
 
 if __name__ == "__main__":

@@ -23,30 +23,21 @@ def embed(
     *,
     shards: int,
     prefix: int | None = None,
-    cpus: float = 1,
-    gpus: float = 0,
+    **options: Any,
 ) -> dict[str, Any]:
     """Embeds a folder or a Parquet list of images into `shards` parts of `out`; their manifest.
 
     Each part is a task of Ray that calls `collection.embed`, so the folder is bitwise the one of
     `dmljax embed --shard`. When a worker dies, Ray starts its task again, which continues with the
-    first missing chunk; a repeated call skips complete parts. Bundle, images and
-    `out` must be visible to all nodes. `cpus` and `gpus` are the resources of a task; below 1 GPU,
-    tasks share the memory of one.
+    first missing chunk; a repeated call skips complete parts. Bundle, images and `out` must be
+    visible to all nodes. `options` are those of `ray.remote`, such as `num_cpus` and `num_gpus` of
+    a task.
 
-    >>> embed("photos.bundle", "list.parquet", "vectors", shards=8, gpus=1)  # doctest: +SKIP
+    >>> embed("photos.bundle", "list.parquet", "vectors", shards=8, num_gpus=1)  # doctest: +SKIP
     """
     import ray
 
-    environment = {}
-    if 0 < gpus < 1:  # JAX would take most of the memory for each task
-        environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 * gpus:.2f}"
-    task = ray.remote(
-        num_cpus=cpus,
-        num_gpus=gpus,
-        max_retries=_RETRIES,
-        runtime_env={"env_vars": environment},
-    )(_embed_shard)
+    task = ray.remote(**{"max_retries": _RETRIES, **options})(_embed_shard)
     places = [str(pathlib.Path(path).absolute()) for path in (bundle, images, out)]
     ray.get([task.remote(*places, parts.Shard(i, shards), prefix) for i in range(shards)])
     return parts.read(out)

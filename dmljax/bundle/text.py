@@ -19,22 +19,15 @@ MAX_CHARACTERS = 2_000
 def check(texts: Sequence[Any]) -> None:
     """Raises ValueError for values that are not text, have no words, or are not valid Unicode."""
     for text in texts:
-        if problem := _problem(text):
-            raise ValueError(problem)
-
-
-def _problem(text: Any) -> str | None:
-    shown = inputs.shorten(text)
-    if not isinstance(text, str):
-        return f"{shown} is of type {type(text).__name__}: give text"
-    if len(text) > MAX_CHARACTERS:
-        return f"a text has {len(text):,} characters: the limit is {MAX_CHARACTERS:,}"
-    if not inputs.is_unicode(text):
-        return (
-            f"the text {shown} is not valid Unicode: it contains half of a surrogate pair; write "
-            "it in UTF-8"
-        )
-    return None if text.strip() else f"the text {shown} is empty: give words"
+        if not isinstance(text, str) or not text.strip() or not inputs.is_unicode(text):
+            raise ValueError(
+                f"a text must be words in valid Unicode, got {inputs.shorten(text)} of type "
+                f"{type(text).__name__}"
+            )
+        if len(text) > MAX_CHARACTERS:
+            raise ValueError(
+                f"a text has {len(text):,} characters: the limit is {MAX_CHARACTERS:,}"
+            )
 
 
 class Tokens:

@@ -14,7 +14,7 @@ synthetic features of a dvml run. --prefix=64 writes the first 64 dimensions as 
 run was trained with method.prefixes. The same command continues after an interruption.
 
 --shard=I/N embeds the rows [I n/N, (I+1) n/N) into part-I-of-N/. Start N such processes anywhere;
-manifest.json lists the complete parts. Concatenated, they equal the output of one process bitwise
+Concatenated, the parts equal the output of one process bitwise
 (docs/scale.md).
 
 With a bundle or --net (a published backbone without training), --images is a folder or a Parquet

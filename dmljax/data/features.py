@@ -22,7 +22,7 @@ from dmljax.data.digest import digest_of_images
 from dmljax.data.splits import Split, record_name, repeated
 from dmljax.data.transforms.operations import Operation
 from dmljax.data.transforms.transform import Transform
-from dmljax.files import reading
+from dmljax.files import parts
 
 _FORMAT = 1
 # Arguments of a net that change nothing in inference.
@@ -116,21 +116,21 @@ class Entry(NamedTuple):
     @property
     def is_complete(self) -> bool:
         """Whether all parts are."""
-        return bool(self._manifest.get("complete"))
+        return self._state["missing"] == []
 
     @property
     def seconds(self) -> float | None:
         """The time of one image when the features were computed; None where it is not known."""
-        times = [part["seconds"] for part in self._manifest.get("folders", ())]
+        times = [part["seconds"] for part in self._state["folders"]]
         known = [seconds for seconds in times if seconds is not None]
         return sum(known) / len(known) if known else None
 
     @property
-    def _manifest(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, Any]:
         try:
-            return reading.json_file(self.folder / "manifest.json")
+            return parts.state(self.folder)
         except (FileNotFoundError, NotADirectoryError):
-            return {}
+            return {"folders": [], "missing": None}
 
 
 class Cache:

@@ -12,7 +12,8 @@ import pathlib
 from collections.abc import Iterator
 
 _ROOT = pathlib.Path("/")
-# Files of control groups, of version 2 and of version 1: the limit, and the used bytes.
+# Files of control groups, of version 2 and of version 1.
+_CPU_FILES = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
 _MEMORY_FILES = (
     ("memory.max", "memory.current"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -26,29 +27,16 @@ def core_count(root: pathlib.Path = _ROOT) -> int:
     `taskset` and schedulers give a process some of the cores. The CPU limit of a container is a
     fraction of the time of all cores: a limit of 1.5 counts as two cores.
     """
-    return min([_scheduler_cores(), *_group_cores(root)])
+    counts = [_scheduler_cores()]
+    for words in _limits("cpu", _CPU_FILES, root):
+        if words[0].isdigit():  # not "max", nor -1
+            counts.append(max(1, math.ceil(int(words[0]) / int(words[1]))))
+    return min(counts)
 
 
 def _scheduler_cores() -> int:
-    if hasattr(os, "process_cpu_count"):  # Python 3.13
-        return os.process_cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):  # Linux
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _group_cores(root: pathlib.Path) -> list[int]:
-    """Returns the limit of every control group that limits the cores of this process."""
-    counts = []
-    for folder in _groups("cpu", root):
-        words = " ".join(_lines(folder / "cpu.max")).split()  # version 2
-        if not words:
-            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-            words = [line for name in names for line in _lines(folder / name)]
-        if len(words) == 2 and all(word.isdigit() for word in words):  # not "max", nor -1
-            quota, period = map(int, words)
-            counts.append(max(1, math.ceil(quota / period)))
-    return counts
+    has_affinity = hasattr(os, "sched_getaffinity")  # Linux
+    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
 
 
 def free_memory(root: pathlib.Path = _ROOT) -> int:
@@ -56,49 +44,56 @@ def free_memory(root: pathlib.Path = _ROOT) -> int:
 
     Memory with copies of files counts as free: the system takes it back when it is needed.
     """
-    return min([_machine_memory(root), *_group_memory(root)])
+    machine = _table(root / "proc/meminfo").get("MemAvailable:")
+    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    remaining = [pages if machine is None else machine << 10]
+    for limit, used, *files in _limits("memory", _MEMORY_FILES, root):
+        if limit.isdigit():
+            remaining.append(max(0, int(limit) - int(used) + int(files[0])))
+    return min(remaining)
 
 
-def _machine_memory(root: pathlib.Path) -> int:
-    for line in _lines(root / "proc/meminfo"):
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def _limits(
+    controller: str, versions: tuple[tuple[str, ...], ...], root: pathlib.Path
+) -> Iterator[list[str]]:
+    """Yields the words of the files of each group of this process, and of its parents.
 
-
-def _group_memory(root: pathlib.Path) -> list[int]:
-    """Returns the remaining bytes of every control group that limits the memory."""
-    remaining = []
-    for folder in _groups("memory", root):
-        for limit_file, used_file in _MEMORY_FILES:
-            limit, used = _lines(folder / limit_file), _lines(folder / used_file)
-            if used and limit and limit[0].isdigit():
-                values = dict(line.split() for line in _lines(folder / "memory.stat"))
-                files = values.get("total_inactive_file", values.get("inactive_file", 0))
-                remaining.append(max(0, int(limit[0]) - int(used[0]) + int(files)))
-    return remaining
-
-
-def _groups(controller: str, root: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields the folders of the groups of this process, and of their parents.
-
-    `controller` is "memory" or "cpu". In a container, the folders show its own group as the topmost
-    one.
+    The last word is the memory of inactive files. In a container, the folders show its own group as
+    the topmost one.
     """
-    for line in _lines(root / "proc/self/cgroup"):
+    for line in _text(root / "proc/self/cgroup").splitlines():
         kinds, path = line.split(":", 2)[1:]
         for kind in {"", controller}.intersection(kinds.split(",")):
             names = pathlib.PurePosixPath(path.lstrip("/"))
             for group in [names, *names.parents]:
-                yield root / "sys/fs/cgroup" / kind / group
+                folder = root / "sys/fs/cgroup" / kind / group
+                statistics = _table(folder / "memory.stat")
+                files = statistics.get("total_inactive_file", statistics.get("inactive_file", 0))
+                for version in versions:
+                    words = " ".join(_text(folder / name) for name in version).split()
+                    if len(words) == 2:
+                        yield [*words, str(files)]
 
 
-def _lines(path: pathlib.Path) -> list[str]:
-    """Returns the lines of a file of the system; none if it cannot be read."""
+def _table(path: pathlib.Path) -> dict[str, int]:
+    """Reads the first two words of every line, a name and a number."""
+    rows = (line.split()[:2] for line in _text(path).splitlines())
+    return {name: int(number) for name, number in rows}
+
+
+def _text(path: pathlib.Path) -> str:
+    """Returns the text of a file of the system; none if it cannot be read."""
     try:
-        return path.read_text().splitlines()
+        return path.read_text()
     except OSError:
-        return []
+        return ""
+
+
+def _set_allocator(*options: tuple[int, int]) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # other systems have another allocator
+        libc = ctypes.CDLL("libc.so.6")
+        for option, value in options:
+            libc.mallopt(option, value)
 
 
 def limit_freed_memory(kept: int, *, large: int) -> None:
@@ -106,20 +101,13 @@ def limit_freed_memory(kept: int, *, large: int) -> None:
 
     By default glibc raises both limits to sizes that were allocated, and keeps memory per thread.
     """
-    with contextlib.suppress(OSError, AttributeError):  # other systems have another allocator
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(_MMAP_THRESHOLD, large)
-        libc.mallopt(_TRIM_THRESHOLD, kept)
-        libc.mallopt(_ARENA_MAX, 1)
+    _set_allocator((_MMAP_THRESHOLD, large), (_TRIM_THRESHOLD, kept), (_ARENA_MAX, 1))
 
 
 def keep_freed_memory() -> None:
     """Keeps all freed memory, so that the next step need not request it again."""
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(_ARENA_MAX, 1)
-        libc.mallopt(_MMAP_MAX, 0)
-        libc.mallopt(_TRIM_THRESHOLD, -1)  # no limit; a number ends at 2 GiB
+    # A threshold of -1 is no limit; a number ends at 2 GiB.
+    _set_allocator((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1))
 
 
 def trim_memory() -> None:

@@ -10,7 +10,7 @@ from rich import progress as rich_progress
 
 
 class Progress:
-    """Counts from `start` to `total` in a `with` block.
+    """Counts from `start` to `total`, until the end of a `with` block or `close`.
 
     On a terminal, a live bar with the count, a text and the remaining time. Elsewhere (a file, a
     pipe), a line such as 'step 200/1000  loss 0.31' at the first report and at each tenth.
@@ -30,18 +30,13 @@ class Progress:
             )
             self._live = rich_progress.Progress(*columns, console=console)
             self._task = self._live.add_task(title, total=total, completed=start, text="")
+            self._live.start()
 
     def __enter__(self) -> Progress:
-        self.start()
         return self
 
     def __exit__(self, *_) -> None:
         self.close()
-
-    def start(self) -> None:
-        """Shows the live bar; a `with` block does this."""
-        if self._live is not None:
-            self._live.start()
 
     def close(self) -> None:
         """Stops the live bar; the end of a `with` block does this."""

@@ -13,7 +13,6 @@ from typing import Any
 
 from dmljax.files.run_folder import RunFolder
 
-_OF_BUNDLES = ("manifest.json", "embed.jaxexport")
 _LEVELS = 100  # of lists and objects
 _TRUSTED = contextvars.ContextVar("_TRUSTED", default=False)
 
@@ -128,12 +127,11 @@ def json_lines(path: str | os.PathLike) -> list[dict[str, Any]]:
 def chosen_run(workdir: str | os.PathLike) -> pathlib.Path:
     """Returns `workdir`, or for a finished ladder the folder of its chosen step.
 
-    Raises for a ladder that is not finished or has chosen no step, and for a bundle, which also has
-    a `config.json`.
+    Raises for a ladder that is not finished or has chosen no step, and for a bundle.
     """
     files = RunFolder(workdir)
     folder = files.path
-    if all((folder / name).is_file() for name in _OF_BUNDLES):
+    if (folder / "embed.jaxexport").is_file():
         raise ValueError(
             f"{folder} is a bundle, and this command reads the folder of the run that it was "
             "exported from. Bundles are read by dmljax bundle check, embed, index, search and serve"
@@ -172,9 +170,8 @@ def object_of_run(path: pathlib.Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path.parent} holds no run: {path} is missing")
     try:
-        content = json_value(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError("it is not an object with named fields")
+        content = json_value(path.read_bytes())
+        check_types(content, {})
         return marked(content, path)
     except ValueError as error:
         raise ValueError(

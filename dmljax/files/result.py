@@ -5,16 +5,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dmljax.files import reading
+from dmljax.files import reading, schema
 from dmljax.files.run_folder import RunFolder
 from dmljax.files.writing import write_json
 
 FORMAT = 1
-_TYPES: dict[str, Any] = {"format": int, "config": str, "argument": str, "status": str}
-_TYPES |= {"message": str, "step": int | None, "chosen": dict | None, "scores": dict}
-_TYPES |= {"evaluations": list, "digests": dict, "data": dict, "pretraining": str | None}
-_TYPES |= {"seed": int, "steps": int, "wall_seconds": float | int, "devices": dict}
-_TYPES |= {"versions": dict, "code": dict | None}
 
 
 class Chosen(NamedTuple):
@@ -83,7 +78,7 @@ class Result(NamedTuple):
     code: dict[str, Any] | None
     average: str
     preprocessing: str
-    against_frozen: Sequence[Mapping[str, Any]] = ()
+    against_frozen: Sequence[dict[str, Any]] = ()
 
 
 def first_best(scores: Mapping[int, float]) -> int | None:
@@ -125,21 +120,11 @@ def read(workdir: str | os.PathLike) -> Result:
             f"{workdir} has no result.json: it is not a run folder, or its run has not finished"
         )
     try:
-        content = reading.json_value(path.read_bytes())
-        reading.check_types(content, _TYPES)
-        if content.pop("format") != FORMAT:
+        content = schema.parse(dict[str, Any], reading.json_value(path.read_bytes()))
+        if content.pop("format", None) != FORMAT or "run" not in content.get("digests", ()):
             raise ValueError("its format is unknown")
-        if content["chosen"] is not None:
-            reading.check_types(content["chosen"], {"step": int, "candidates": int})
-            content["chosen"] = Chosen(**content["chosen"])
-        for row in content["evaluations"]:
-            reading.check_types(row, {"step": int, "scores": dict})
-        content["evaluations"] = [Evaluated(**row) for row in content["evaluations"]]
-        for scores in (content["scores"], *(row.scores for row in content["evaluations"])):
-            reading.check_types(scores, dict.fromkeys(scores, float | int | None))
-        reading.check_types(content["digests"], {"run": str | None})
-        return Result(**content)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return schema.parse(Result, content)
+    except (ValueError, TypeError) as error:
         raise ValueError(
             f"{path} is damaged ({error}): the command of the run writes it again"
         ) from error

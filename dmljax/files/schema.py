@@ -1,6 +1,8 @@
 """Reads plain JSON values into dataclasses: one check for every file that has a schema."""
 
+import collections.abc
 import dataclasses
+import inspect
 import types
 import typing
 from collections.abc import Callable
@@ -22,9 +24,9 @@ def between(low: float, high: float) -> Limit:
 def parse(kind: Any, value: Any, name: str = "") -> Any:
     """Returns a JSON value as the type `kind`; raises ValueError naming the first wrong field.
 
-    `kind` is a dataclass, `tuple[T, ...]`, `dict[str, T]`, `T | None`, `Annotated[T, Limit(...)]`,
-    `Any`, or a type of JSON. Fields of a dataclass that have no default must be present, and no
-    other fields may be.
+    `kind` is a dataclass, a NamedTuple, `tuple[T, ...]`, `Sequence[T]`, `dict[str, T]`, `T | None`,
+    `Annotated[T, Limit(...)]`, `Any`, or a type of JSON. Fields of a class that have no default
+    must be present, and no other fields may be.
 
     >>> parse(tuple[int, ...], [1, "2"], "sizes")
     Traceback (most recent call last):
@@ -42,15 +44,15 @@ def parse(kind: Any, value: Any, name: str = "") -> Any:
     if origin in (types.UnionType, typing.Union):
         (inner,) = (argument for argument in arguments if argument is not types.NoneType)
         return None if value is None else parse(inner, value, name)
-    if dataclasses.is_dataclass(kind):
-        return _object(kind, value, name)
-    if origin is tuple and isinstance(value, list):
+    if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"):
+        return _object(kind, parse(dict[str, Any], value, name), name)
+    plain = tuple if origin is collections.abc.Sequence else origin or kind
+    if plain is tuple and isinstance(value, list):
         return tuple(parse(arguments[0], item, f"{name}[{i}]") for i, item in enumerate(value))
     if origin is dict and isinstance(value, dict):
         keys = [parse(arguments[0], key, f"a name in {name}") for key in value]
         items = zip(keys, value.items(), strict=True)
         return {key: parse(arguments[1], item, f"{name}.{text}") for key, (text, item) in items}
-    plain = origin or kind
     allowed = (int, float) if plain is float else plain
     if not isinstance(value, allowed) or (isinstance(value, bool) and plain is not bool):
         expected = {dict: "an object", tuple: "a list"}.get(plain, plain.__name__)
@@ -58,15 +60,10 @@ def parse(kind: Any, value: Any, name: str = "") -> Any:
     return value
 
 
-def _object(kind: Any, value: Any, name: str) -> Any:
-    if not isinstance(value, dict):
-        raise _wrong(name, "an object", value)
-    fields, prefix = {field.name: field for field in dataclasses.fields(kind)}, name and f"{name}."
-    missing = dataclasses.MISSING
-    required = {
-        n for n, x in fields.items() if x.default is missing and x.default_factory is missing
-    }
-    if absent := sorted(required - set(value)):
+def _object(kind: Any, value: dict[str, Any], name: str) -> Any:
+    prefix, fields = name and f"{name}.", inspect.signature(kind).parameters
+    required = [x.name for x in fields.values() if x.default is x.empty]
+    if absent := sorted(set(required) - set(value)):
         raise ValueError(f"{prefix}{absent[0]} is missing")
     if unknown := sorted(set(value) - set(fields)):
         raise ValueError(f"{prefix}{unknown[0][:60]} is not a known field")

@@ -24,6 +24,10 @@ def atomic_writer(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]
     """
     path = pathlib.Path(path)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"{path} cannot be written: {path.parent} is not a folder; make it first"
+        )
     try:
         with temporary.open(mode) as file:
             yield file
@@ -32,15 +36,9 @@ def atomic_writer(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]
         os.replace(temporary, path)
         sync(path.parent)
     except BaseException as error:
-        with contextlib.suppress(NotADirectoryError):
-            temporary.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             error.filename = error.filename or str(path)  # an error of `write` has none
-        is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
-        if is_missing and not path.parent.is_dir():  # the error names a temporary file
-            raise FileNotFoundError(
-                f"{path} cannot be written: {path.parent} is not a folder; make it first"
-            ) from None
         raise
 
 
@@ -89,17 +87,21 @@ def sync(path: str | os.PathLike) -> None:
 
 def sha256(path: str | os.PathLike) -> str:
     """Returns the SHA-256 of a file, in hexadecimal digits."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return _hash(path, "sha256")
 
 
 def digest_once(path: str | os.PathLike, algorithm: str = "sha256") -> str:
     """Returns the hash of a large file, computed once per process unless the file changes."""
     file = os.stat(path)
-    return _digest(os.path.realpath(path), file.st_size, file.st_mtime_ns, file.st_ino, algorithm)
+    state = (file.st_size, file.st_mtime_ns, file.st_ino)
+    return _hash_of_state(os.path.realpath(path), algorithm, state)
 
 
 @functools.lru_cache(maxsize=64)
-def _digest(path: str, size: int, time: int, inode: int, algorithm: str) -> str:
+def _hash_of_state(path: str, algorithm: str, state: tuple[int, ...]) -> str:
+    return _hash(path, algorithm)
+
+
+def _hash(path: str | os.PathLike, algorithm: str) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest()

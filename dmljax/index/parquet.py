@@ -87,7 +87,7 @@ def about(path: str | os.PathLike) -> About:
     The parts must be complete and intact.
     """
     if os.path.isdir(path):
-        parts.verify(path)
+        parts.read(path, verify=True)
     file = next(_files(path), None)
     if file is None:
         raise InvalidInput(

@@ -159,7 +159,7 @@ class Files:
                 add(text, f"{max(values):.1f} GiB at most")
         if unreadable := sum(x.get("unreadable", 0) for x in self.speed[-1:]):
             add("Unreadable", f"{int(unreadable):,} training images")
-        config = _without_paths(self.config)
+        config = without_paths(self.config)
         return {
             "rows": rows,
             "config": json.dumps(config, indent=2, sort_keys=True) if config else None,
@@ -228,12 +228,12 @@ def _last_part(path: Any) -> str:
     return pathlib.PurePath(str(path)).name if path else ""
 
 
-def _without_paths(config: Any, name: str = "") -> Any:
+def without_paths(config: Any, name: str = "") -> Any:
     """Returns the config with only the last parts of its paths, because people share this file."""
     if isinstance(config, Mapping):
-        return {key: _without_paths(value, key) for key, value in config.items()}
+        return {key: without_paths(value, key) for key, value in config.items()}
     if isinstance(config, list | tuple):
-        return [_without_paths(value, name) for value in config]
+        return [without_paths(value, name) for value in config]
     if isinstance(config, str) and (name in _PATHS or os.path.isabs(config)):
         return _last_part(config)
     return config

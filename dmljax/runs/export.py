@@ -25,8 +25,6 @@ from dmljax.train.evaluation import MAIN, Evaluator
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
-_PROGRESS = "progress.json"
-
 
 def export(
     workdir: str | os.PathLike,
@@ -51,9 +49,9 @@ def export(
     the same call.
 
     With `shard`, only its rows are embedded, into `out/part-I-of-N`; processes with the other
-    shards, on this host or others, write their own parts and never wait for each other. The process
-    that completes the last part completes `out/manifest.json`: see `files.parts`. The concatenated
-    parts are bitwise equal to an export without `shard`, on the same hardware and batch size.
+    shards, on this host or others, write their own parts and never wait for each other: see
+    `files.parts`. The concatenated parts are bitwise equal to an export without `shard`, on the
+    same hardware and batch size.
     """
     if dtype not in ("float32", "float16"):
         raise ValueError(f"embeddings are written as float32 or float16, not {dtype}")
@@ -82,7 +80,7 @@ def export(
     make_folder(out)
     rows = range(len(images))
     names = embed_fn(out, rows=rows, task=task)
-    (out / _PROGRESS).unlink(missing_ok=True)
+    (out / parts.PROGRESS).unlink(missing_ok=True)
     others = "".join(f", {name}.npy" for name in names if name != "embeddings")
     print(
         f"{out / 'embeddings.npy'}{others}: {_shown_count(out)}; items.safetensors: their labels "
@@ -100,10 +98,9 @@ def _export_part(
     with parts.claimed(out, shard, task) as folder:
         if not parts.is_complete(folder):
             embed_fn(folder, rows=rows, task=task)
-            parts.finish(folder, shard, rows=rows)
-        (folder / _PROGRESS).unlink(missing_ok=True)
-    manifest = parts.complete(out)
-    finished = shard.count - len(manifest["missing"])
+            parts.finish(folder, rows=rows)
+        (folder / parts.PROGRESS).unlink(missing_ok=True)
+    finished = len(parts.state(out)["folders"])
     print(f"{folder}: {_shown_count(folder)}; {finished:,} of {shard.count:,} parts are complete")
     return folder
 
@@ -133,7 +130,7 @@ def _embed(
     """
     from safetensors.numpy import save
 
-    progress_file = out / _PROGRESS
+    progress_file = out / parts.PROGRESS
     done = 0
     if progress_file.exists():
         progress = reading.json_file(progress_file)

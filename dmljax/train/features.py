@@ -66,7 +66,7 @@ def compute_of_run(run: Run, state: TrainState, *, shard: parts.Shard | None = N
     count = hosts.on_process_0(fill)
     if run.shards.hosts > 1:
         for entry in cache.entries:
-            hosts.check_shared(entry.folder / "manifest.json", option=_OPTION)
+            hosts.check_shared(entry.folder / parts.TASK, option=_OPTION)
     return count
 
 
@@ -200,15 +200,13 @@ def compute(
                     "name another folder by $DMLJAX_CACHE or, for a run, "
                     f"{_OPTION}=FOLDER; the same command continues"
                 ) from error
-        if entry.folder.exists() and not entry.is_complete:
-            parts.complete(entry.folder)
     return count
 
 
 def _part_count(folder: pathlib.Path) -> int:
     """Reads the number of parts of the unfinished cache in `folder`; 1 for a new one."""
     try:
-        return reading.json_file(folder / "shards.json")["parts"]
+        return reading.json_file(folder / parts.TASK)["parts"]
     except (FileNotFoundError, NotADirectoryError):  # `parts.claimed` says what is wrong
         return 1
 
@@ -276,5 +274,5 @@ def _compute_part(
                     write_array(folder / f"{start:012d}.npy", np.stack(waiting))
                     start += len(waiting)
                     waiting.clear()
-        parts.finish(folder, part, rows=rows, seconds=computed.seconds)
+        parts.finish(folder, rows=rows, seconds=computed.seconds)
     return len(read)

@@ -61,7 +61,6 @@ class Journal:
             str(files.tensorboard), purge_step=step + 1 if step else None, flush_secs=1
         )
         self._progress = Progress("step", total, start=step, stream=sys.stdout)
-        self._progress.start()
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:

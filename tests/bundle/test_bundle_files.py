@@ -15,8 +15,6 @@ from safetensors.numpy import load_file, save
 from dmljax import main
 from dmljax.bundle import BadBundle, files, load, models
 
-OUTPUT = {"dimension": 4, "unit": True, "similarity": "cosine", "precision": "float32"}
-
 
 @pytest.fixture
 def copy(bundle_folder, tmp_path):
@@ -41,29 +39,16 @@ def test_every_file_is_confirmed_by_its_digest(copy):
     assert load(copy).dimension == 4
 
 
-def test_missing_extra_and_truncated_files(copy):
+def test_missing_and_truncated_files(copy):
     data = (copy / "params.safetensors").read_bytes()
     (copy / "params.safetensors").write_bytes(data[:-1])
-    _refused(copy, r"params.safetensors has [\d,]+ bytes, not [\d,]+")
+    _refused(copy, "params.safetensors is damaged or changed")
     (copy / "params.safetensors").unlink()
-    _refused(copy, "is not complete.*: 'params.safetensors' is missing")
-    (copy / "params.safetensors").write_bytes(data)
-    (copy / "setup.py").write_text("print(1)")
-    _refused(copy, "has other files: 'setup.py' is not in its manifest")
+    _refused(copy, "is not complete: params.safetensors is missing")
+    os.mkfifo(copy / "params.safetensors")  # reading it would wait for ever
+    _refused(copy, "is not complete: params.safetensors is missing")
 
 
-def test_links_are_refused(copy, tmp_path):
-    for name in ("params.safetensors", "manifest.json"):
-        shutil.move(copy / name, tmp_path / name)
-        (copy / name).symlink_to(tmp_path / name)
-        _refused(copy, f"{name} cannot be read: Too many levels")
-        (copy / name).unlink()
-        shutil.move(tmp_path / name, copy / name)
-    os.mkfifo(copy / "extra")
-    _refused(copy, "'extra' is not in its manifest")
-
-
-ENTRY = {"bytes": 1, "sha256": "0" * 64}
 RATE = {"cosine": 0.5}
 
 
@@ -71,27 +56,14 @@ RATE = {"cosine": 0.5}
     ("fields", "message"),
     [
         ({"format": 2}, "format must be 1, got 2"),
-        ({"format": None}, "format must be int, got None"),
-        ({"files": []}, r"files must be an object, got \[\]"),
-        ({"files": {"README.md": ENTRY | {"sha256": "0"}}}, "sha256 must be 64 hexadecimal"),
-        ({"files": {}}, "files has no params.safetensors"),
-        *[({"files": {x: ENTRY}}, "a name in files must be one of") for x in ("/x", "../a", "")],
+        ({"files": {"README.md": "0"}}, "files.README.md must be 64 hexadecimal digits, got '0'"),
+        ({"files": {}}, r"has no params\.safetensors: export it again"),
+        ({"files": {"../a": "0" * 64}}, "a name in files must be one of"),
         ({"model": "f" * 64}, "the model digest of .* does not belong to its files"),
-        ({"model": "f"}, "model must be 64 hexadecimal digits, got 'f'"),
         ({"batch_sizes": []}, r"batch_sizes must be a list of one size or more, got \[\]"),
         ({"batch_sizes": [10**9]}, r"batch_sizes\[0\] must be a number from 1 to 65536"),
-        ({"batch_sizes": [True]}, r"batch_sizes\[0\] must be int, got True"),
-        ({"output": 3}, "output must be an object, got 3"),
-        ({"output": OUTPUT | {"dimension": -1}}, "output.dimension must be a number from 1"),
-        ({"output": OUTPUT | {"dimension": 10**30}}, "output.dimension must be a number from 1"),
-        ({"output": OUTPUT | {"dimension": 5}}, r"maps \[12, 12, 3\] to \[4\], .* to \[5\]"),
-        ({"thresholds": {"fmr=1e-2": {"cosine": "1"}}}, "fmr=1e-2.cosine must be float, got '1'"),
         ({"thresholds": {"fmr=1e-2": {"cosine": 2}}}, "fmr=1e-2.cosine must be a number from -1"),
-        ({"thresholds": {"fmr=1e-2": RATE | {"b": 1}}}, "fmr=1e-2.b is not a known field"),
         ({"thresholds": {"constructor": RATE}}, "a name in thresholds must be a rate such as"),
-        ({"prefixes": [2, 2]}, r"prefixes must ascend to 4, got \[2, 2\]"),
-        ({"prefixes": [8]}, "prefixes must ascend to 4"),
-        ({"text": None, "classes": "4"}, "classes must be int, got '4'"),
     ],
 )
 def test_a_wrong_manifest(copy, fields, message):
@@ -132,17 +104,11 @@ def test_bundle_check_skips_onnx_where_onnxruntime_is_missing(copy, capsys, monk
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"format": NaN}', "[" * 100_000, '{"format": 1}', "\xff"]
+    "text", ["", "[]", '{"format": NaN}', "[" * 100_000, '{"format": 1}', "\xff"]
 )
 def test_a_manifest_that_is_no_json_object(copy, text):
     (copy / "manifest.json").write_text(text)
     _refused(copy, "manifest.json")
-
-
-def test_a_manifest_may_not_be_huge(copy):
-    with (copy / "manifest.json").open("ab") as file:
-        file.truncate(10 << 20)
-    _refused(copy, "has 10,485,760 bytes, not at most 1,048,576")
 
 
 def test_folders_that_are_no_bundle(tmp_path):
@@ -156,7 +122,7 @@ def test_folders_that_are_no_bundle(tmp_path):
 def test_other_platforms(copy):
     """The program says for which platform it is; the manifest's words are not trusted."""
     program = models.stablehlo(models.open_model(copy), platforms=("tpu",))
-    forged.replace(copy, "embed.jaxexport", models.serialized(program))
+    forged.replace(copy, "embed.jaxexport", bytes(program.serialize()))
     _refused(copy, "is for tpu, and JAX runs on cpu\\. Export the run again")
 
 
@@ -201,21 +167,6 @@ def test_an_honest_program_has_one_custom_call(bundle_folder):
     assert load(bundle_folder).dimension == 4
 
 
-def test_stored_examples_of_another_form(copy):
-    golden = load_file(copy / "golden.safetensors")
-    for names, message in (
-        (["inputs"], "no 'embeddings'"),
-        (["inputs", "embeddings", "encoded_1"], "no 'encoded_0'"),
-        ([], "no 'inputs'"),
-    ):
-        forged.replace(copy, "golden.safetensors", save({name: golden[name] for name in names}))
-        with pytest.raises(BadBundle, match=f"stored examples of .* have {message}"):
-            load(copy).check()
-    forged.replace(copy, "golden.safetensors", save(golden | {"embeddings": golden["inputs"]}))
-    with pytest.raises(BadBundle, match="gives other embeddings"):
-        load(copy).check()
-
-
 def test_another_version_of_jax_must_compute_the_stored_examples(copy):
     """As JAX's promise is about time, and the version here may be any."""
 
@@ -236,25 +187,6 @@ def test_other_pixels_than_at_the_export(copy):
         BadBundle, match=r"gives other pixels than at the export: .* versions of Pillow"
     ):
         load(copy).check()
-
-
-def _altered(copy, tensors):
-    forged.replace(copy, "params.safetensors", save(tensors))
-
-
-def test_parameters_that_do_not_fit_the_program(copy):
-    """Also where all digests were made to agree."""
-    tensors = load_file(copy / "params.safetensors")
-    first, second, third, *_ = sorted(tensors)
-    changed = dict(tensors)
-    changed["other"] = changed.pop(first)
-    changed[second] = changed[second].astype(np.float16)
-    changed[third] = changed[third][:1]
-    _altered(copy, changed)
-    _refused(copy, f"{first} is missing; other is not of this net; {second} is float16")
-    nan = {name: np.full_like(x, np.nan) for name, x in tensors.items()}
-    _altered(copy, nan)
-    _refused(copy, f"{first} has NaN or infinity; {second} has NaN")
 
 
 def test_damaged_safetensors(copy):

@@ -46,11 +46,9 @@ def _animated(format):
     return _encoded(PICTURE, format, save_all=True, append_images=frames)
 
 
-SVG = b'<svg xmlns="http://www.w3.org/2000/svg"><rect width="9" height="9"/></svg>'
 REFUSED = {
     "empty": (b"", "zero bytes", "unreadable"),
     "text": (b"hello " * 100, "is not an image in one of JPEG, PNG", "format"),
-    "svg": (SVG, "is not an image in one of JPEG, PNG", "format"),
     "truncated png": (PNG[: len(PNG) // 2], "cannot be read", "unreadable"),
     "truncated jpeg": (JPEG[: len(JPEG) // 2], "cannot be read", "unreadable"),
     "header only": (PNG[:30], "cannot be read|not an image in", None),
@@ -59,7 +57,6 @@ REFUSED = {
     "wide": (_huge_png(30_000, 10), "20,000 on a side", "too_large"),
     "animated gif": (_animated("GIF"), "has several frames", "format"),
     "animated png": (_animated("PNG"), "has several frames", "format"),
-    "animated webp": (_animated("WEBP"), "has several frames", "format"),
     "pages": (_animated("TIFF"), "has several frames", "format"),
     "numbers as text": (b"P3\n2 1\n255\n1 2 3 4 5 6\n", "is not an image in one of", "format"),
 }
@@ -110,7 +107,7 @@ def test_a_thin_image_does_not_fill_the_memory():
     """Its shorter side of one pixel would be resized to ten, its longer side to 200,000."""
     thin = _encoded(Image.new("RGB", (20_000, 1)))
     wide = PREPROCESS._replace(operations=(transforms.resize_shorter_side(size=256),))
-    with pytest.raises(BadImage, match="too long for its width") as raised:
+    with pytest.raises(BadImage, match="is too large, before or after it is resized") as raised:
         images.prepare(thin, wide)
     assert raised.value.kind == "too_large"
 

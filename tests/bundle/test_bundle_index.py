@@ -56,6 +56,8 @@ def test_a_bundle_without_unit_vectors_has_an_index_of_distances(tmp_path, capsy
     bundle_folder = exported(run, tmp_path / "a.bundle")
     loaded = bundle.load(bundle_folder)
     assert loaded.similarity == "euclidean" and loaded.dimension == 2 and not loaded.thresholds
+    card = (bundle_folder / "README.md").read_text()
+    assert "compared by distance" in card and "## Scores\n" in card and "## Same" not in card
     folder, place, copy = (tmp_path / name for name in ("images", "a.index", "copy.index"))
     folder.mkdir()
     rng = np.random.default_rng(0)

@@ -33,22 +33,19 @@ def test_images_may_be_bytes_paths_and_arrays(model, tmp_path):
     path = tmp_path / "a.png"
     Image.fromarray(pixels).save(path)
     vectors = model.embed([pixels, path, str(path), path.read_bytes()])
-    np.testing.assert_array_equal(vectors[0], vectors[1])
     assert (vectors == vectors[:1]).all()
 
 
 def test_facts_of_a_bundle(model):
     assert model.dimension == 4 and model.similarity == "cosine"
     assert model.batch_sizes == (1, 4, 16) and model.input_shape == (12, 12, 3)
-    assert len(model.digest) == 64
     assert set(model.compile()) == {1, 4, 16}
     assert model.check()["largest_difference"] < 1e-5
     report = model.manifest.parity["programs"]["stablehlo"]
     assert report["images"] == 32 and report["largest_batch"]["largest_difference"] < 1e-6
-    assert report["same_nearest"] == 1 and report["checkpoint_R@1"] == report["program_R@1"]
-    assert (
-        model.manifest.config["dataset"]["path"] == "blobs.npz"
-    )  # the folder of this machine is not told
+    assert report["same_nearest"] == 1
+    # The folder of this machine is not told.
+    assert model.manifest.config["dataset"]["path"] == "blobs.npz"
 
 
 def test_loading_needs_few_packages_and_little_time(bundle_folder):
@@ -76,13 +73,11 @@ def test_an_image_that_is_refused_is_named(model, tmp_path):
 
 
 def test_calls_that_make_no_sense_are_refused(model):
-    with pytest.raises(ValueError, match="a list of one image or more"):
-        model.embed([])
-    with pytest.raises(ValueError, match="a list of one image or more"):
-        model.embed("a.png")
-    with pytest.raises(ValueError, match=r"takes uint8 \[n 12 12 3\], got float32"):
-        model.embed_prepared(np.zeros((1, 12, 12, 3), np.float32))
-    with pytest.raises(ValueError, match=r"got uint8 \[0, 12, 12, 3\]"):
-        model.embed_prepared(np.zeros((0, 12, 12, 3), np.uint8))
-    with pytest.raises(bundle.BadBundle, match=r"has no embed\.onnx"):
+    for images in ([], "a.png"):
+        with pytest.raises(ValueError, match="a list of one image or more"):
+            model.embed(images)
+    for batch, got in ((np.zeros((1, 12, 12, 3)), "float64"), (np.zeros((0, 12, 12, 3), "u1"), 0)):
+        with pytest.raises(ValueError, match=rf"takes uint8 \[n 12 12 3\], got .*{got}"):
+            model.embed_prepared(batch)
+    with pytest.raises(bundle.BadBundle, match=r"has no embed\.onnx: export it again"):
         bundle.load(model.folder, program="onnx")

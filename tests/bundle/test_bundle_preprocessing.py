@@ -61,17 +61,6 @@ def test_pixels_are_those_of_the_transform(name, channels):
             assert parsed == made
 
 
-def test_only_another_filter_than_the_bilinear_one_is_written():
-    """Model digests of bilinear bundles stay, and bundles without the field stay readable."""
-    shape, spec = (40, 40, 3), {"name": "standard_eval", "size": 40}
-    bilinear = preprocessing.from_transform(spec, shape).to_json()
-    assert all("filter" not in operation for operation in bilinear["operations"])
-    assert set(bilinear["filters"]) == {"true", "false"}
-    bicubic = preprocessing.from_transform({**spec, "filter": "bicubic"}, shape).to_json()
-    assert bicubic["operations"][0]["filter"] == "bicubic"
-    assert "Pillow's BICUBIC" in bicubic["filters"]["bicubic"]
-
-
 SCALED = [
     {"name": "standard_eval", "size": 40, "shorter": 50},
     {"name": "standard_eval", "size": 64, "filter": "bicubic"},
@@ -81,16 +70,16 @@ SCALED = [
 
 @pytest.mark.parametrize("spec", SCALED)
 def test_large_jpegs_are_decoded_as_in_the_evaluation(spec, tmp_path):
-    """By the bundle of a transform with `scaled_decode`; older bundles are as before."""
     picture = Image.fromarray(RNG.integers(0, 256, (450, 600, 3), np.uint8))
     exif = Image.Exif()
     exif[0x0112] = 6
     picture.save(tmp_path / "a.jpg", exif=exif)
     split = Split([tmp_path / "a.jpg"], np.zeros(1, np.int32), ("a",))
     size, pixels = spec["size"], {}
+    options = {k: v for k, v in spec.items() if k != "name"}
     for scaled in (False, True):
         transform_fn = functools.partial(
-            getattr(transforms, spec["name"]), **_without_name(spec), scaled_decode=scaled
+            getattr(transforms, spec["name"]), **options, scaled_decode=scaled
         )
         with pipeline.evaluation(split, transform_fn=transform_fn, batch_size=1) as batches:
             (expected,) = next(batches)["images"]
@@ -102,14 +91,8 @@ def test_large_jpegs_are_decoded_as_in_the_evaluation(spec, tmp_path):
         decoded = [Image.open(io.BytesIO(x)) for x in parity.encoded(made)]
         assert any(min(x.size) >= 4 * size for x in decoded) == scaled
     assert (pixels[True] != pixels[False]).any()
-    before = preprocessing.from_transform(spec, (size, size, 3)).to_json()
-    assert "scaled_decode" not in json.dumps(before) and "DCT" not in before["decode"]
     # A program that does not know the field would decode other pixels, so it has to refuse it.
     assert made.to_json()["operations"][0]["scaled_decode"] is True
-
-
-def _without_name(spec):
-    return {k: v for k, v in spec.items() if k != "name"}
 
 
 def test_defaults_are_those_of_the_transform():
@@ -120,7 +103,7 @@ def test_defaults_are_those_of_the_transform():
 
 def test_code_and_random_transforms_are_refused():
     for name in ("my_module:crop", "standard_train", "random_crop"):
-        with pytest.raises(ValueError, match=r"no code and draws nothing: choose .* abe_eval"):
+        with pytest.raises(ValueError, match="no code and draws nothing: choose"):
             preprocessing.from_transform(name, (8, 8, 3))
     with pytest.raises(ValueError, match="not for 4 channels"):
         preprocessing.from_transform("unchanged", (8, 8, 4))
@@ -134,36 +117,28 @@ def test_channels_are_converted_as_training_data_has_them():
     np.testing.assert_array_equal(to_gray(to_rgb(gray)), gray[:, :, None])
 
 
-_INPUT = preprocessing.from_transform("abe_eval", (224, 224, 3)).to_json()["input"]
 _CROP = {"name": "center_crop", "size": 9}
 _RESIZE = {"name": "resize_shorter_side", "size": 9, "antialias": False}
 _SCALED = {"name": "resize_shorter_side", "size": 9, "antialias": True, "scaled_decode": True}
 
 
 def _changed(**fields):
-    data = preprocessing.from_transform("abe_eval", (224, 224, 3)).to_json()
-    return json.loads(json.dumps(data)) | fields
+    return preprocessing.from_transform("abe_eval", (224, 224, 3)).to_json() | fields
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"input": _INPUT | {"height": 0}}, "input.height must be a number from 1 to 20000, got 0"),
-        ({"input": _INPUT | {"channels": 4}}, "input.channels must be 1 or 3, got 4"),
+        ({"height": 0}, "height must be a number from 1 to 20000, got 0"),
+        ({"channels": 4}, "channels must be 1 or 3, got 4"),
         ({"operations": [{"name": "eval", "code": "1"}]}, "'eval' is not an operation"),
+        ({"operations": [{"name": "random_flip"}]}, "'random_flip' is not an operation"),
         ({"operations": [{"name": {}}]}, "{} is not an operation"),
-        ({"operations": [{"name": "center_crop"}]}, "center_crop must have the fields name, size"),
-        ({"operations": [_CROP | {"x": 1}]}, "center_crop.x is not a known field"),
-        ({"operations": [_CROP | {"size": -1}]}, "must be a number from 1 to 16384, got -1"),
         ({"operations": [_CROP | {"size": True}]}, "center_crop.size must be int, got True"),
-        ({"operations": [{"name": "pad_to_square", "size": 9, "fill": 256}]}, "from 0 to 255"),
-        ({"operations": [_RESIZE | {"antialias": 1}]}, "antialias must be bool, got 1"),
         ({"operations": [_RESIZE | {"filter": "box"}]}, "'bilinear' or 'bicubic', got 'box'"),
         ({"operations": [_RESIZE | {"filter": "bicubic"}]}, "needs filter='bilinear'"),
         ({"operations": [_CROP | {"filter": "bicubic"}]}, "filter is not a known field"),
-        ({"operations": [_RESIZE | {"scaled_decode": True}]}, "scaled_decode=False"),
         ({"operations": [_SCALED | {"scaled_decode": 1}]}, "scaled_decode must be bool, got 1"),
-        ({"operations": [_RESIZE, _SCALED]}, "scaled_decode is for the first operation"),
         ({"operations": "center_crop"}, "operations must be a list"),
     ],
 )

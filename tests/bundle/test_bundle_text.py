@@ -15,7 +15,7 @@ from serve import service_cases
 
 from dmljax import bundle as bundles
 from dmljax import nets
-from dmljax.bundle import backbones, files, text
+from dmljax.bundle import backbones, files
 from dmljax.bundle.errors import BadBundle
 from dmljax.commands import search
 from dmljax.config import registry
@@ -123,14 +123,13 @@ def test_words_and_images_are_compared_as_by_the_two_towers(made):
         expected = np.asarray(tower.apply(variables, row))[0]
         np.testing.assert_allclose(vector, expected / np.linalg.norm(expected), atol=1e-5)
     assert model.check()["smallest_cosine"] > 0.99999
-    refused = {"x" * 2001: "2,001 characters: the limit is 2,000", "": "is empty: give words"}
-    refused |= {"caf\udce9": "half of a surrogate", " \n": r"' \\n' is empty"}
+    refused = {"x" * 2001: "2,001 characters: the limit is 2,000"}
+    refused |= dict.fromkeys(
+        ["", "caf\udce9", " \n", 1, None], "must be words in valid Unicode, got"
+    )
     for word, message in refused.items():
         with pytest.raises(ValueError, match=message):
             model.embed_text(["a red shoe", word])
-    for value in (1, None):
-        with pytest.raises(ValueError, match=f"{value} is of type {type(value).__name__}"):
-            text.check(["a red shoe", value])
     assert "embed_text" in (bundle / "README.md").read_text()
 
 
@@ -173,7 +172,7 @@ def test_the_index_is_searched_by_words(made, tmp_path, capsys):
         assert answer.status == 422 and "2,000" in answer.json["error"]
         assert server.request("POST", "/search", {"texts": ["\ud800"]}).status == 400
         answer = server.request("POST", "/search", {"texts": [" "]})
-        assert answer.status == 422 and "the text" in answer.json["error"]
+        assert answer.status == 422 and "a text" in answer.json["error"]
         answer = server.request("POST", "/search", {"texts": ["x"] * 10_000})
         assert answer.status == 413
 
@@ -203,10 +202,9 @@ def test_a_bundle_without_text_says_so(made, bundle_folder, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"text": None}, "text and the files text.safetensors, .* belong together"),
+        ({"text": None}, "compares images only"),
         ({"text": {"length": 77}}, "text.begin is missing"),
         ({"length": 10**9}, "text.length must be a number from 3 to 4096"),
-        ({"length": 7}, r"maps \[77\] to \[12\], and the manifest says \[7\]"),
         ({"end": "<nothing>"}, "lacks '<nothing>'"),
     ],
 )
@@ -215,7 +213,7 @@ def test_a_changed_rule_is_refused(made, tmp_path, change, message):
     rule = json.loads((tmp_path / "b" / files.MANIFEST).read_text())["text"]
     fields = change if "text" in change else {"text": rule | change}
     forged.change_manifest(tmp_path / "b", **fields)
-    with pytest.raises(BadBundle, match=message):
+    with pytest.raises(ValueError, match=message):
         bundles.load(tmp_path / "b").embed_text(["a"])
 
 

@@ -41,7 +41,7 @@ def listed(images):
 
 def _read(out):
     """Ids and vectors of all parts."""
-    parts.verify(out)
+    parts.read(out, verify=True)
     rows = list(index_parquet.read(out))
     ids = [name for batch in rows for name in batch.ids]
     return ids, np.concatenate([batch.vectors for batch in rows])
@@ -60,7 +60,7 @@ def test_a_list_is_read_by_rows(listed, images):
         table[column] = [table[column][0], None]
         parquet.write_table(pa.table(table), listed.with_name("gaps.parquet"))
         source = collection.open_collection(listed.with_name("gaps.parquet"))
-        with pytest.raises(ValueError, match="row group 0 has a row without path or id"):
+        with pytest.raises(ValueError, match="a row of 0 to 2 lacks its path or id"):
             source.read_fn(range(2))
 
 
@@ -116,8 +116,8 @@ def _refuses_what_does_not_belong(bundle_folder, listed, out, tmp_path):
     fewer = tmp_path / "fewer.parquet"
     parquet.write_table(parquet.read_table(listed).slice(0, 63), fewer)
     for source, shard, message in (
-        (listed, parts.Shard(0, 4), "begun with 3 parts, not 4"),
-        (fewer, parts.Shard(0, 3), "begun with another collection"),
+        (listed, parts.Shard(0, 4), r"another value of parts \(3, not 4\)"),
+        (fewer, parts.Shard(0, 3), "begun with another value of collection"),
     ):
         with pytest.raises(ValueError, match=message):
             collection.embed(bundle_folder, source, out, shard=shard, chunk=5)

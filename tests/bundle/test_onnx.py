@@ -2,13 +2,10 @@
 
 import functools
 import importlib.util
-import json
-import pathlib
 import re
 import shutil
 import sys
 import types
-from typing import NamedTuple
 
 import forged
 import jax
@@ -22,7 +19,7 @@ from processes import ROOT, python
 from system import METHODS, tiny
 
 from dmljax import nets
-from dmljax.bundle import exporting, files, loading, models, preprocessing
+from dmljax.bundle import exporting, files, loading, models, preprocessing, programs
 from dmljax.config.fields import complete
 from dmljax.nets import layers, vit
 from dmljax.nets.layers import impl
@@ -39,15 +36,8 @@ def _values(path, shape, rng):
     return (rng.normal(size=shape) * np.sqrt(2 / fan_in)).astype(np.float32)
 
 
-class Packaged(NamedTuple):
-    """A bundle of random parameters, images, and what the net computes for them."""
-
-    folder: pathlib.Path
-    images: np.ndarray
-    embeddings: np.ndarray
-
-
-def _packaged(folder, config, shape):
+def _packaged(folder, config, shape, *, onnx=False):
+    """A bundle of random parameters. `write` compares its programs with the net on images."""
     folder.mkdir()
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (6, *shape), np.uint8)
@@ -58,23 +48,13 @@ def _packaged(folder, config, shape):
     def embed_fn(images):
         return np.asarray(jitted(tensors, images))
 
-    config, variables = models.at_size(
-        config, traverse_util.unflatten_dict(tensors, sep="/"), shape
-    )
-    model = models.with_values(models.model_of(config, shape, classes=4), variables)
+    assert np.ptp(embed_fn(images), axis=0).max() > 0.02  # the images differ
+    variables = traverse_util.unflatten_dict(tensors, sep="/")
+    config, model = models.at_size(config, variables, shape, classes=4)
     preprocess = preprocessing.from_transform("unchanged", shape)
-    facts = {"batch_sizes": [1, 6], "classes": 4}
-    exporting.write_model(folder, model, config, preprocess, embed_fn, **facts)
-    return Packaged(folder, images, embed_fn(images))
-
-
-def _reports(packaged):
-    """Of both programs, which run in new processes."""
-    folder, images, embeddings = packaged
-    manifest = files.read_manifest(folder)
-    models.write_onnx(folder)
-    manifest, labels = files.write_manifest(folder, manifest), np.arange(6) % 4
-    return exporting.check_programs(folder, manifest, embeddings, images, labels)["programs"]
+    options = {"batch_sizes": [1, 6], "classes": 4, "onnx": onnx}
+    manifest = exporting.write(folder, model, config, preprocess, embed_fn, images, **options)
+    return files.write_manifest(folder, manifest)
 
 
 def _config(tmp_path, **fields):
@@ -101,37 +81,28 @@ WITH_POSITIONS = ("vit_s16", "dinov2_s14", "dinov2_s14_reg", "clip_b16", "siglip
 
 @pytest.fixture(scope="module")
 def family(tmp_path_factory):
-    """Gives the bundle of a family by its name."""
+    """Gives the folder of the bundle of a family by its name."""
     folder = tmp_path_factory.mktemp("families")
 
     @functools.cache
     def packaged(name):
         method = {"name": "pairs", "dim": None}  # the pooled features as unit vectors
         config = _config(folder, net={"name": name, **FAMILIES[name]}, method=method)
-        return _packaged(folder / name, config, TINY_SHAPE)
+        _packaged(folder / name, config, TINY_SHAPE)
+        return folder / name
 
     return packaged
 
 
-def _agree(packaged, program):
-    """Runs a program in this process: it must give the embeddings of the net."""
-    bundle = loading.load(packaged.folder, program=program, batch_sizes=[6])
-    outputs = bundle.embed_prepared(packaged.images)
-    difference, cosine = loading.differences(packaged.embeddings, outputs)
-    limit, least = loading.LIMITS["cpu"]
-    assert difference <= limit and cosine >= least, packaged.folder.name
-    assert np.ptp(packaged.embeddings, axis=0).max() > 0.02  # the images differ
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_program_of_every_family_is_its_net(family, name):
-    _agree(family(name), "stablehlo")
+    loading.load(family(name)).check()
 
 
 @pytest.mark.parametrize("name", WITH_POSITIONS)
 def test_no_program_resizes_positions(family, name):
     """They are stored at the size of the bundle, 4 x 5 patches. The net's own grid is 3 x 3."""
-    folder = family(name).folder
+    folder = family(name)
     manifest = files.read_manifest(folder)
     config = manifest.config
     positions = files.read_tensors(folder, manifest, files.PARAMS)["params/net/pos_embed"]
@@ -159,12 +130,12 @@ def test_onnx_of_every_family_is_its_net(family):
         "import pathlib, sys; from dmljax.bundle import models\n"
         "for name in sys.argv[1:]: models._write_onnx(pathlib.Path(name))"
     )
-    families = [family(name) for name in FAMILIES]
-    manifests = [files.read_manifest(packaged.folder) for packaged in families]
-    python(code, *(packaged.folder for packaged in families))
-    for packaged, manifest in zip(families, manifests, strict=True):
-        files.write_manifest(packaged.folder, manifest)
-        _agree(packaged, "onnx")
+    folders = [family(name) for name in FAMILIES]
+    manifests = [files.read_manifest(folder) for folder in folders]
+    python(code, *folders)
+    for folder, manifest in zip(folders, manifests, strict=True):
+        files.write_manifest(folder, manifest)
+        loading.load(folder, program="onnx").check()
 
 
 # At the real width. Nets of one family differ by their widths and depths alone.
@@ -177,19 +148,17 @@ OTHERS = sorted({*nets.__all__} - {*vit.__all__, *FAMILIES, *REAL} | {"vit_b16"}
 def test_every_net(name, tmp_path):
     size, channels = SIZES.get(name, (96, 3))
     config = _config(tmp_path, net={"name": name})
-    reports = _reports(_packaged(tmp_path / "net.bundle", config, (size, size, channels)))
-    # `check_programs` has compared both programs with the limits of an export.
-    assert reports["onnx"]["same_nearest"] == 1
-    print(name, json.dumps(reports["onnx"]), flush=True)
+    manifest = _packaged(tmp_path / "net.bundle", config, (size, size, channels), onnx=True)
+    assert manifest.parity["programs"]["onnx"]["same_nearest"] == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method(name, tmp_path):
     config = _config(tmp_path, **METHODS[name])
-    reports = _reports(_packaged(tmp_path / "method.bundle", config, (12, 12, 3)))
+    manifest = _packaged(tmp_path / "method.bundle", config, (12, 12, 3), onnx=True)
     for size in ("one", "three", "largest_batch"):
-        assert reports["onnx"][size]["largest_difference"] < 1e-6
+        assert manifest.parity["programs"]["onnx"][size]["largest_difference"] < 1e-6
 
 
 def test_portable_pooling_is_the_same_pooling():
@@ -226,19 +195,6 @@ def test_a_missing_package_is_named_with_its_command(run_folder, tmp_path, monke
     with pytest.raises(ImportError, match="pip install --no-deps jax2onnx=="):
         exporting.export(run_folder, tmp_path / "a.bundle", onnx=True)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_package_that_jax2onnx_lacks_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(models, "check_onnx_installed", lambda: None)
-    problem = "ModuleNotFoundError: No module named 'sympy.core'"
-    monkeypatch.setattr(models.parity, "run_module", lambda *words: problem)
-    with pytest.raises(ImportError, match=r"needs sympy, .* imports: pip install sympy$"):
-        models.write_onnx(tmp_path)
-
-
-def test_a_bundle_without_onnx_says_so(bundle_folder):
-    with pytest.raises(loading.BadBundle, match=r"has no embed\.onnx: export it again"):
-        loading.load(bundle_folder, program="onnx")
 
 
 @pytest.mark.parametrize(
@@ -294,3 +250,35 @@ def test_a_program_that_reads_other_files_is_refused(bundle_folder, tmp_path, mo
         with pytest.raises(loading.BadBundle, match=message) as refused:
             loading.load(copy, program="onnx")
         assert "\n" not in str(refused.value)
+
+
+# Numbers of fields of onnx.proto from a ModelProto to a tensor.
+PLACES = {
+    "initializer": (7, 5),
+    "sparse values": (7, 15, 1),
+    "attribute": (7, 1, 5, 5),
+    "graph of an attribute": (7, 1, 5, 6, 5),
+    "tensors of an attribute": (7, 1, 5, 10),
+    "graphs of an attribute": (7, 1, 5, 11, 5),
+    "sparse tensor of an attribute": (7, 1, 5, 22, 1),
+    "sparse tensors of an attribute": (7, 1, 5, 23, 2),
+    "graph in a graph": (7, 1, 5, 6, 1, 5, 6, 5),
+    "function": (25, 7, 5, 5),
+    "training": (20, 1, 5),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_tensor_outside_is_found_in_every_place_of_a_model(place):
+    onnx = pytest.importorskip("onnx")
+
+    def is_outside(message):
+        for number in reversed(PLACES[place]):
+            message = forged.field(number, message)
+        return programs.has_external_data(onnx.load_model_from_string(message))
+
+    location, places = forged.field(14, 1), forged.field(13, b"")
+    cut_to_one = forged.field(14, (1 << 32) + 1)  # by parsers
+    for tensor in (forged.outside_tensor("secret.txt"), location, places, cut_to_one):
+        assert is_outside(tensor)
+    assert not is_outside(forged.field(8, "w") + forged.field(9, b"12") + forged.field(14, 0))

@@ -1,6 +1,5 @@
 """A folder of parts: claimed, completed, read, and refused where it does not fit together."""
 
-import json
 import shutil
 
 import pytest
@@ -14,8 +13,8 @@ def _write(out, text, task=TASK):
     shard = parts.parse(text)
     with parts.claimed(out, shard, task) as folder:
         (folder / "data.txt").write_text(text)
-        parts.finish(folder, shard, rows=shard.rows(10))
-    return parts.complete(out)
+        parts.finish(folder, rows=shard.rows(10))
+    return parts.state(out)
 
 
 @pytest.mark.parametrize("total", [3, 7, 100])
@@ -30,22 +29,23 @@ def test_a_shard_that_is_none_is_refused(text):
         parts.parse(text)
 
 
-def test_the_last_part_completes_the_manifest(tmp_path):
+def test_the_last_part_completes_the_folder(tmp_path):
     for text, missing in (("2/3", 2), ("0/3", 1), ("1/3", 0)):
-        manifest = _write(tmp_path, text)
-        assert len(manifest["missing"]) == missing and manifest["complete"] == (not missing)
+        state = _write(tmp_path, text)
+        assert len(state["missing"]) == missing
         if missing:
             with pytest.raises(ValueError, match="part-1-of-3 missing"):
                 parts.read(tmp_path)
-    assert parts.verify(tmp_path) == manifest and manifest["rows"] == 10
-    assert manifest["model"] == "aa" and manifest["parts"] == 3
+    assert parts.read(tmp_path, verify=True) == state
+    assert state["model"] == "aa" and state["parts"] == 3
+    assert [part["rows"] for part in state["folders"]] == [[0, 3], [3, 6], [6, 10]]
 
 
 def test_another_number_of_parts_and_another_task_are_refused(tmp_path):
     _write(tmp_path, "0/3")
     for text, task, message in (
-        ("0/4", TASK, "begun with 3 parts, not 4"),
-        ("1/3", TASK | {"model": "bb"}, r"another model \(aa, not bb\)"),
+        ("0/4", TASK, r"begun with another value of parts \(3, not 4\)"),
+        ("1/3", TASK | {"model": "bb"}, r"another value of model \(aa, not bb\)"),
     ):
         with (
             pytest.raises(ValueError, match=message),
@@ -81,8 +81,7 @@ def test_parts_of_something_else_and_damaged_ones_are_named(tmp_path):
         parts.read(tmp_path / "a")
     shutil.copytree(tmp_path / "b" / "part-1-of-2", tmp_path / "a" / "part-1-of-2")
     with pytest.raises(ValueError, match=r"part-1-of-2 in .* is a part of something else"):
-        parts.complete(tmp_path / "a")
+        parts.state(tmp_path / "a")
     (tmp_path / "b" / "part-0-of-2" / "data.txt").write_text("changed")
-    with pytest.raises(ValueError, match=r"data\.txt differs from its SHA-256"):
-        parts.verify(tmp_path / "b")
-    assert json.loads((tmp_path / "b" / "manifest.json").read_text())["complete"]
+    with pytest.raises(ValueError, match=r"data\.txt is missing or differs from its SHA-256"):
+        parts.read(tmp_path / "b", verify=True)

@@ -182,7 +182,7 @@ def test_two_processes_climb_as_one_does(source, tmp_path):
         config = _config(tmp_path, source, ladder=steps, runtime={"features": str(place)})
         with started(place, place / "run", config, processes=processes) as process:
             assert process.wait(240) == 0, (place / "out.txt").read_text()
-        assert len(list(place.glob("*/manifest.json"))) == 2  # of training and test images
+        assert len(list(place.glob("*/shards.json"))) == 2  # of training and test images
         ends.append(json.loads((place / "run" / "ladder.json").read_text()))
         states.append(folder.reopen(place / "run" / "mix-0.5")[1].params)
     assert ends[0]["chosen"] == ends[1]["chosen"]

@@ -15,7 +15,6 @@ import re
 
 import numpy as np
 
-from dmljax.files import protobuf
 from dmljax.files.writing import sha256
 from dmljax.weights.readers import protobuf_files, safetensors_files, torch_files
 from dmljax.weights.readers.errors import Refused
@@ -117,7 +116,7 @@ def _parse(path: pathlib.Path) -> tuple[dict[str, np.ndarray], str, dict[str, st
 def _parse_protobuf(data: bytes) -> tuple[dict[str, np.ndarray], str, dict[str, str]]:
     view, fields, reason = memoryview(data), set(), ""
     try:
-        fields = {(number, wire) for number, wire, _ in protobuf.fields(view)}
+        fields = {(number, wire) for number, wire, _ in protobuf_files.fields(view)}
     except ValueError as error:
         reason = f", or it is damaged or cut short: {error}"
     if (1, 0) in fields and (7, 2) in fields:
