@@ -27,7 +27,7 @@ import safetensors.numpy
 
 from dmljax.bundle.errors import BadBundle
 from dmljax.files import reading, schema
-from dmljax.files.writing import sha256, write_json
+from dmljax.files.writing import sha256, tensors_digest, write_json
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -205,16 +205,6 @@ def read_tensors(folder: pathlib.Path, manifest: Manifest, name: str) -> dict[st
         return safetensors.numpy.load(read(folder, manifest, name))
     except (safetensors.SafetensorError, KeyError, TypeError) as error:
         raise BadBundle(f"{name} of {folder} is damaged: {error}") from error
-
-
-def tensors_digest(tensors: Mapping[str, np.ndarray]) -> str:
-    """Returns the SHA-256 of names, types, shapes and values, whatever file holds them."""
-    sha = hashlib.sha256()
-    for name in sorted(tensors):
-        array = np.ascontiguousarray(tensors[name])
-        sha.update(f"{name}\0{array.dtype.str}\0{list(array.shape)}\0".encode())
-        sha.update(array.tobytes())
-    return sha.hexdigest()
 
 
 def model_digest(

@@ -21,6 +21,7 @@ import numpy as np
 from jax import export
 from jax.interpreters import partial_eval
 
+from dmljax.adapt import path_of
 from dmljax.bundle import files
 from dmljax.config import fields
 from dmljax.files import reading
@@ -47,7 +48,7 @@ class Model(NamedTuple):
 def flat(variables: Any) -> dict[str, Any]:
     """Returns the arrays of a tree by their paths, such as 'params/net/conv1/kernel'."""
     leaves = jax.tree_util.tree_leaves_with_path(variables)
-    return {jax.tree_util.keystr(keys, simple=True, separator="/"): x for keys, x in leaves}
+    return {path_of(keys): x for keys, x in leaves}
 
 
 def of_tensors(function: Callable[..., Any], variables: Any) -> Callable[..., Any]:

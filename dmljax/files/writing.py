@@ -8,7 +8,7 @@ import json
 import os
 import pathlib
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
 import numpy as np
@@ -83,6 +83,15 @@ def sync(path: str | os.PathLike) -> None:
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EINVAL) or not os.path.isdir(path):
             raise
+
+
+def tensors_digest(tensors: Mapping[str, np.ndarray]) -> str:
+    """Returns the SHA-256 of names, types, shapes and values, whatever file holds them."""
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        total.update(f"{name} {tensors[name].dtype} {tensors[name].shape}\n".encode())
+        total.update(np.asarray(tensors[name], order="C").tobytes())
+    return total.hexdigest()
 
 
 def sha256(path: str | os.PathLike) -> str:

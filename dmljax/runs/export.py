@@ -1,7 +1,6 @@
 """Embeddings of a split, written to files."""
 
 import functools
-import hashlib
 import json
 import os
 import pathlib
@@ -16,7 +15,7 @@ from dmljax.adapt import path_of
 from dmljax.data.prepare import MARKS
 from dmljax.data.splits import Split, record_name, subset
 from dmljax.files import parts, reading
-from dmljax.files.writing import atomic_writer, make_folder, write_json
+from dmljax.files.writing import atomic_writer, make_folder, tensors_digest, write_json
 from dmljax.hints import counted
 from dmljax.methods.base import Inspect
 from dmljax.runs.folder import reopen, split_of
@@ -181,10 +180,6 @@ def _embed(
 
 def _digest(state: TrainState) -> str:
     """Returns the SHA-256 of the parameters and statistics behind the embedding."""
-    sha = hashlib.sha256()
     params = optimizers.averaged(state.params, state.opt_state)
-    for path, leaf in jax.tree_util.tree_leaves_with_path((params, state.model_state)):
-        array = np.asarray(leaf)
-        sha.update(f"{path_of(path)} {array.dtype} {array.shape}".encode())
-        sha.update(array.tobytes())
-    return sha.hexdigest()
+    leaves = jax.tree_util.tree_leaves_with_path((params, state.model_state))
+    return tensors_digest({path_of(path): np.asarray(leaf) for path, leaf in leaves})

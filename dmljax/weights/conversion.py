@@ -11,6 +11,7 @@ import numpy as np
 from flax import traverse_util
 
 from dmljax.adapt import lowrank
+from dmljax.files.writing import tensors_digest
 from dmljax.weights import converted, peft
 from dmljax.weights.entries import Preprocessing, Published
 from dmljax.weights.loading import IMAGE_SIZE, fit, load, name_map_of, read_published
@@ -58,7 +59,7 @@ def convert(
         adapters = peft.load_adapter(adapter, net, base=path, report_fn=notes.append)
         flat = traverse_util.flatten_dict(adapters)
         # The factors alone: norms of DoRA may be the norms of the weights.
-        digest = converted.digest({"/".join(p): x for p, x in flat.items() if p[-1] in ("a", "b")})
+        digest = tensors_digest({"/".join(p): x for p, x in flat.items() if p[-1] in ("a", "b")})
         if digest in metadata.get("adapters", []):
             raise ValueError(
                 f"{path} has the adapter {adapter} already: give another one, or the weights "
@@ -71,7 +72,7 @@ def convert(
     metadata["notes"] += [note.removeprefix(f"{path}: ") for note in notes]
     flat = traverse_util.flatten_dict(variables)
     tensors = {FLAX.name_fn(path): np.asarray(x) for path, x in flat.items()}
-    metadata["tensors_sha256"] = converted.digest(tensors)
+    metadata["tensors_sha256"] = tensors_digest(tensors)
     converted.write(to, tensors, json.dumps(metadata, sort_keys=True))
     return metadata
 

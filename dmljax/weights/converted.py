@@ -4,7 +4,6 @@ The metadata is JSON under the key "dmljax": the net, the source and its SHA-256
 input that the weights expect, notes of the conversion, and a digest of the tensors.
 """
 
-import hashlib
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -74,15 +73,6 @@ def expected_preprocessing(path: str | os.PathLike) -> Preprocessing | None:
     return Preprocessing(
         inputs["size"], inputs["shorter"], inputs["filter"], inputs["normalization"]
     )
-
-
-def digest(tensors: Mapping[str, np.ndarray]) -> str:
-    """Computes the SHA-256 of names, types, shapes and values."""
-    total = hashlib.sha256()
-    for name in sorted(tensors):
-        total.update(f"{name} {tensors[name].dtype} {tensors[name].shape}\n".encode())
-        total.update(np.asarray(tensors[name], order="C").tobytes())
-    return total.hexdigest()
 
 
 def file_digest(path: str | os.PathLike) -> str:

@@ -17,8 +17,9 @@ import numpy as np
 from absl import logging
 from flax import traverse_util
 
+from dmljax.files.writing import tensors_digest
 from dmljax.weights import readers, recognition
-from dmljax.weights.converted import digest, metadata_of
+from dmljax.weights.converted import metadata_of
 from dmljax.weights.names import (
     CLASSIFIERS,
     FLAX,
@@ -55,7 +56,7 @@ def load(
     if "dmljax" not in weights.metadata:
         return fit(str(path), torch_tensors(weights), net, TORCH, report_fn, image_shape)
     metadata = metadata_of(path, weights)
-    if metadata["tensors_sha256"] != digest(weights.tensors):
+    if metadata["tensors_sha256"] != tensors_digest(weights.tensors):
         raise ValueError(f"{path} is damaged (its digest is another): convert it again")
     label = f"{path}, converted for {metadata['net']['name']},"
     if rule := metadata["net"].get("resize"):

@@ -18,6 +18,7 @@ from dmljax.commands import zero_shot as zero_shot_command
 from dmljax.config.build import build
 from dmljax.data import decode, pipeline
 from dmljax.data.image_folders import folder as folder_set
+from dmljax.files.writing import tensors_digest
 from dmljax.main import main
 from dmljax.nets.initializers import initial_values
 from dmljax.report import page
@@ -60,7 +61,7 @@ def cache(tmp_path, monkeypatch):
         "source": {"known_as": "tiny"},
         "license": "MIT",
         "notes": [],
-        "tensors_sha256": converted.digest(tensors),
+        "tensors_sha256": tensors_digest(tensors),
     }
     converted.write(tmp_path / "cache" / "tiny.safetensors", tensors, json.dumps(metadata))
     return net, variables
