@@ -79,7 +79,7 @@ def _folder(root: str | os.PathLike) -> Collection:
     return Collection(len(images), digest, lambda rows: images[rows.start : rows.stop])
 
 
-def _list(path: str | os.PathLike, *, metadata: bool) -> Collection:
+def _list(path: str | os.PathLike) -> Collection:
     """Opens a Parquet file as a collection. Relative paths refer to the folder of the file."""
     pa, parquet = vector_files.pyarrow()
     try:
@@ -92,8 +92,8 @@ def _list(path: str | os.PathLike, *, metadata: bool) -> Collection:
             f"{path} needs rows with a column path, and may have id; it has {', '.join(names)}"
         )
     id_column = "id" if "id" in names else "path"
-    others = [name for name in names if metadata and name not in ("path", "id")]
-    others = [name for name in others if not name.startswith("__index_level_")]  # of pandas
+    # The last one is a column of pandas.
+    others = [x for x in names if x not in ("path", "id") and not x.startswith("__index_level_")]
     fields = [name for name in others if _is_scalar(file.schema_arrow.field(name).type)]
     columns = list(dict.fromkeys(["path", id_column, *fields]))
     counts = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
@@ -144,12 +144,12 @@ def _footer_digest(path: str | os.PathLike) -> str:
         return hashlib.sha256(file.read()).hexdigest()
 
 
-def open_collection(path: str | os.PathLike, *, metadata: bool = False) -> Collection:
-    """Opens a folder of images, or a Parquet list; with `metadata`, with its further columns."""
+def open_collection(path: str | os.PathLike) -> Collection:
+    """Opens a folder of images, or a Parquet list with its further columns."""
     if os.path.isdir(path):
         return _folder(path)
     if os.path.isfile(path):
-        return _list(path, metadata=metadata)
+        return _list(path)
     raise FileNotFoundError(f"--images={path} is neither a folder nor a Parquet file")
 
 
@@ -174,7 +174,7 @@ def embed(
     >>> embed("photos.bundle", "list.parquet", "vectors", shard=parts.Shard(0, 8))  # doctest: +SKIP
     """
     bundle = bundle if isinstance(bundle, Bundle) else load(bundle)
-    collection = open_collection(images, metadata=True)
+    collection = open_collection(images)
     bundle.check_prefix(prefix)
     if shard.count > collection.count:
         raise ValueError(f"--shard={shard}: the collection has {collection.count:,} images")

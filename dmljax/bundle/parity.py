@@ -75,7 +75,7 @@ def difference(
 ) -> dict[str, float]:
     """Returns the largest difference of a coordinate, and the smallest cosine of a row.
 
-    Raises `MismatchedProgram` above the `limits`, of which the first is relative to the largest
+    Raises `MismatchedProgram` above the `limits`. The first limit is relative to the largest
     coordinate if that exceeds 1.
     """
     if outputs.shape != expected.shape or not np.isfinite(outputs).all():

@@ -124,7 +124,7 @@ def _fill(arguments: argparse.Namespace, place: str) -> int:
 def _images(place: str, bundle: Any, pool: ThreadPoolExecutor) -> fill.Images:
     from dmljax.bundle import collection
 
-    images = collection.open_collection(place, metadata=True)
+    images = collection.open_collection(place)
     if images.skipped_columns:
         columns = ", ".join(images.skipped_columns)
         print(f"{place}: not text, numbers or bools, so not metadata: {columns}", file=sys.stderr)

@@ -106,7 +106,7 @@ def limit_freed_memory(kept: int, *, large: int) -> None:
 
 def keep_freed_memory() -> None:
     """Keeps all freed memory, so that the next step need not request it again."""
-    # A threshold of -1 is no limit; a number ends at 2 GiB.
+    # -1 stands for an unlimited threshold; other numbers end at 2 GiB.
     _set_allocator((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1))
 
 

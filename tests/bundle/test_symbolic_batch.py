@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import export
 from system import METHODS, tiny
+from test_onnx import FAMILIES
 
 from dmljax import nets
 from dmljax.bundle import models, programs
@@ -19,11 +20,9 @@ CHANNELS, SIZES = {"lecun": 1}, {"googlenet": 64, "googlenet_bn": 64, "bn_incept
 SLOW = ("bn_inception", "googlenet", "googlenet_bn", "mobilenet_v2", "vit_b16")
 SLOW += ("efficientnet_lite1", "efficientnet_lite2", "convnext_s", "convnext_b", "convnext_l")
 SLOW += tuple(f"resnet{depth}" for depth in (34, 50, 101, 152))
-NETS = [n for n in nets.__all__ if n not in vit.__all__ or n in ("vit_s16", "vit_b16")]
+# `test_onnx` exports a small net of each other family.
+NETS = sorted({*nets.__all__} - {*vit.__all__, *FAMILIES} | {"vit_b16"})
 NETS = [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in NETS]
-# The parts of transformers, in two blocks.
-SMALL = {"width": 32, "heads": 2, "depth": 2}
-PARTS = ("dinov2_g14_reg", "dinov3_splus16", "clip_b16", "siglip_b16_224", "unicom_b32")
 
 
 def _exported(embed_fn, variables, shape):
@@ -39,10 +38,10 @@ def _check(exported, dimension):
     assert programs.refusal(exported) is None
 
 
-@pytest.mark.parametrize("name", [*NETS, *PARTS])
+@pytest.mark.parametrize("name", NETS)
 def test_every_net(name):
-    net = getattr(nets, name)(**SMALL | {"image_size": 56, "patch": 14} if name in PARTS else {})
-    shape = (56 if name in PARTS else SIZES.get(name, 32),) * 2 + (CHANNELS.get(name, 3),)
+    net, size = getattr(nets, name)(), SIZES.get(name, 32)
+    shape = (size, size, CHANNELS.get(name, 3))
     shapes = jax.eval_shape(
         lambda key: net.init_with_output(key, jnp.zeros((1, *shape)), train=False),
         jax.random.key(0),
