@@ -19,13 +19,14 @@ from dmljax.files import locks
 
 def test_a_wrong_program_is_refused_and_nothing_is_left(run_folder, tmp_path, monkeypatch):
     """The parameters that are written differ from the checkpoint's by a thousandth."""
-    write = exporting.write_program
+    at_size = models.at_size
 
-    def altered(folder, model, golden, names):
+    def altered(*arguments, **options):
+        config, model = at_size(*arguments, **options)
         tensors = {name: x + x.dtype.type(1e-3) for name, x in model.tensors.items()}
-        write(folder, model._replace(tensors=tensors), golden, names)
+        return config, model._replace(tensors=tensors)
 
-    monkeypatch.setattr(exporting, "write_program", altered)
+    monkeypatch.setattr(models, "at_size", altered)
     words = ["export", str(run_folder), f"--out={tmp_path / 'a.bundle'}"]
     with pytest.raises(MismatchedProgram, match="the program stablehlo differs") as raised:
         main.main(words)
