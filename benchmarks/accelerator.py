@@ -234,26 +234,27 @@ def side_of(name, sizes) -> int:
 
 
 def chosen_net(name, sizes):
-    """The net with the form of attention of a run, and a phrase about it."""
+    """The net with the fastest form of attention, and a phrase with the times of all forms."""
     import jax
     import jax.numpy as jnp
 
     from dmljax import nets
-    from dmljax.nets import token_attention
+    from dmljax.train import attention_choice
 
     side, options = side_of(name, sizes), {"dtype": jnp.bfloat16}
     if name != "resnet50":
         options |= {"image_size": side}
         options |= {} if sizes["depth"] is None else {"depth": sizes["depth"], "width": 48}
-    return token_attention.choose(
+    return attention_choice.choose(
         getattr(nets, name)(**options),
         image_shapes={(side, side, 3)},
+        images=sizes["batch"],
         platform=jax.default_backend(),
     )
 
 
 def attention(sizes):
-    """The forms of attention."""
+    """All forms of attention, before other processes use the GPU; later rows read what is kept."""
     for name in list(NETS)[1:]:
         _, note = chosen_net(name, sizes)
         yield line(f"attention of {name}", note=note.removeprefix("attention: "))
@@ -266,7 +267,7 @@ def step(sizes, *, name):
     import optax
 
     from dmljax import losses, methods
-    from dmljax.nets import token_attention
+    from dmljax.train import attention_choice
     from dmljax.train.compilation import multiply_adds
     from dmljax.train.step import init_state, train_step
 
@@ -298,7 +299,7 @@ def step(sizes, *, name):
     batch = jax.device_put(host[0])
     # The operations of attention are counted in its plain form: others hide them.
     plain_fn = train_step(
-        method_of(token_attention.portable(net)), optimizer, normalize_fn=normalize, seed=0
+        method_of(attention_choice.portable(net)), optimizer, normalize_fn=normalize, seed=0
     )
     flops = 2 * multiply_adds(jax.make_jaxpr(plain_fn)(state, batch).jaxpr)
     program, compile_seconds = compiled(step_fn, state, batch, donate_argnums=0)

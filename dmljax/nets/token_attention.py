@@ -5,23 +5,30 @@
 | `plain` | dmljax: products of maps whose heads come before the tokens | all but `jax.jvp` |
 | `xla` | `jax.nn.dot_product_attention(implementation="xla")` | everything |
 | `cudnn` | cuDNN's flash attention, which keeps no [tokens tokens] array | bfloat16, NVIDIA GPUs |
+| `tokamax` | the package tokamax, where it is installed | what it takes |
 
-`auto` is `cudnn` where a run on NVIDIA GPUs can compile it, as in bfloat16, and `plain` elsewhere
-(`choose`).
+`auto` is `plain`, until a run replaces it: on an accelerator it measures all forms at the sizes
+that it uses, and takes the fastest (`milliseconds`, `dmljax.train.attention_choice`).
 """
 
 import functools
+import importlib.util
 import math
-from collections.abc import Callable, Collection, Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float
 
 from dmljax.ops import Array
 
-__all__ = ["FORMS", "attention", "check", "choose", "portable"]
+__all__ = ["FORMS", "attention", "check", "milliseconds"]
+
+_ROUNDS, _CALLS = 5, 10
+_TOLERANCE = 0.05  # of the largest value: a form that differs by more is refused
 
 
 def attention(
@@ -48,56 +55,58 @@ def check(form: str, platform: str = "gpu") -> None:
         raise ValueError(
             f"attention='cudnn' needs an NVIDIA GPU, and JAX runs on {platform}: take 'auto'"
         )
+    if form == "tokamax" and importlib.util.find_spec("tokamax") is None:
+        raise ValueError("attention='tokamax' needs the package: pip install tokamax")
 
 
-def choose(
-    net: Any,
-    *,
-    image_shapes: Collection[tuple[int, ...]],
-    platform: str,
-    may_compile: bool = True,
-) -> tuple[Any, str]:
-    """Returns `net` with the form of attention that a run uses, and a phrase for the header.
-
-    With `attention="auto"` it is `cudnn` where that compiles for the tokens of all `image_shapes`,
-    and `plain` elsewhere. A deterministic run must not depend on the machine, and devices that are
-    only described do not run: unless it `may_compile`, the form is `plain`. A net without attention
-    is returned as it is.
+def milliseconds(
+    *, images: int, tokens: int, heads: int, width: int, dtype: Any, is_causal: bool = False
+) -> dict[str, float | str]:
+    """Measures, by form, the time of attention with its gradient on this device, or why it is
+    refused.
     """
-    form = getattr(net, "attention", None)
-    if form is None:
-        return net, ""
-    check(form, platform)
-    if form != "auto":
-        return net, f"attention: {form} (net.attention={form!r})"
-    note = "attention: plain"
-    if platform == "gpu" and may_compile:
-        refusals = {_refusal(net, tokens) for tokens in map(net.tokens, image_shapes)} - {""}
-        if not refusals:
-            return net.clone(attention="cudnn"), "attention: cudnn"
-        note += f" (cudnn refused: {min(refusals)})"
-    return portable(net), note
+    shape = (images, tokens, heads, width // heads)
+    arrays = [
+        jax.random.normal(key, shape, dtype) for key in jax.random.split(jax.random.key(0), 4)
+    ]
+    results: dict[str, float | str] = {}
+    expected = None
+    for form in FORMS:
+        try:
+            check(form, jax.default_backend())
+            function = _with_gradients(form, is_causal).lower(*arrays).compile()
+            values = [np.asarray(x[-1], np.float32) for x in function(*arrays)]  # of one image
+            expected = values if expected is None else expected
+            results[form] = _refusal(values, expected) or _median(function, arrays)
+        except Exception as error:  # whatever a form raises, the others remain
+            results[form] = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+    return results
 
 
-def portable(net: Any) -> Any:
-    """Returns `net` with the form of attention that every platform has, to be shipped."""
-    return net.clone(attention="plain") if hasattr(net, "attention") else net
+def _with_gradients(form: str, is_causal: bool) -> Any:
+    def outputs(q, k, v, g):
+        y, pull_back = jax.vjp(lambda *x: attention(*x, is_causal=is_causal, form=form), q, k, v)
+        return (y, *pull_back(g))
+
+    return jax.jit(outputs)
 
 
-def _refusal(net: Any, tokens: int) -> str:
-    """Returns why cuDNN does not compute the attention of `net` with its gradient, or ''."""
+def _refusal(values: list[np.ndarray], expected: list[np.ndarray]) -> str | None:
+    for x, y in zip(values, expected, strict=True):
+        if not np.max(np.abs(x - y)) <= _TOLERANCE * np.max(np.abs(y)):  # also of NaN
+            return "its result differs from the result of plain"
+    return None
 
-    def gradients(*arrays):
-        y, pull_back = jax.vjp(functools.partial(attention, form="cudnn"), *arrays)
-        return pull_back(y)
 
-    shape = (1, tokens, net.heads, net.width // net.heads)
-    x = jax.ShapeDtypeStruct(shape, net.dtype or jnp.float32)
-    try:
-        jax.jit(gradients).lower(x, x, x).compile()
-    except Exception as error:  # whatever it raises, `plain` remains
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-    return ""
+def _median(function: Callable, arrays: list[jax.Array]) -> float:
+    seconds = []
+    for _ in range(_ROUNDS):
+        start = time.perf_counter()
+        for _ in range(_CALLS):  # queued, because the start of one takes as long as a small one
+            results = function(*arrays)
+        jax.block_until_ready(results)
+        seconds.append((time.perf_counter() - start) / _CALLS)
+    return 1000 * float(np.median(seconds))
 
 
 def _plain(q, k, v, is_causal):
@@ -186,4 +195,15 @@ def _cudnn(q, k, v, is_causal, implementation="cudnn"):
     return y[:, : q.shape[1]]
 
 
-FORMS: Mapping[str, Callable] = {"plain": _plain, "xla": _xla, "cudnn": _cudnn}
+def _tokamax(q, k, v, is_causal):
+    import tokamax
+
+    return tokamax.dot_product_attention(q, k, v, is_causal=is_causal)
+
+
+FORMS: Mapping[str, Callable] = {
+    "plain": _plain,
+    "xla": _xla,
+    "cudnn": _cudnn,
+    "tokamax": _tokamax,
+}

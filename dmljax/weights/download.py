@@ -24,9 +24,9 @@ def fetch(name: str, *, folder: str | os.PathLike, timeout: float = 60.0) -> pat
     """Returns the path of a published file; checks it and, if needed, downloads it to `folder`.
 
     A file in an installed Python package is not downloaded. An interrupted download continues
-    where it stopped if a digest is published, or the model hub names one. The vocabulary of a tower
-    for text comes along; a failure of that is only logged. `timeout` is in seconds, for each wait
-    on the network.
+    where it stopped, if the server still has the same file by a digest or an ETag. The vocabulary
+    of a tower for text comes along; a failure of that is only logged. `timeout` is in seconds, for
+    each wait on the network.
     """
     from dmljax.weights import text  # imports nets
 
@@ -91,9 +91,9 @@ def _downloaded(
         raise
 
 
-def partial_path(path: pathlib.Path, digest: str) -> pathlib.Path:
-    """Returns the partial file of `path` for a digest of the whole file."""
-    digits = hashlib.sha256(digest.encode()).hexdigest()[:12]
+def partial_path(path: pathlib.Path, identity: str) -> pathlib.Path:
+    """Returns the partial file of `path` for a digest or another identity of the whole file."""
+    digits = hashlib.sha256(identity.encode()).hexdigest()[:12]
     return path.with_name(f"{path.name}.{digits}.part")
 
 
@@ -135,16 +135,17 @@ def _download(
 ) -> tuple[pathlib.Path, str]:
     """Completes the partial file of an address; returns its path and the digest to check it by.
 
-    Without a digest of the whole file, nothing would tell that an earlier part belongs to it, and
-    the download starts again.
+    The name of a partial file has the digest or the ETag of the whole file, so that only the same
+    file continues it.
     """
     response, hub_digest = _open(url, timeout)
-    digest = digest or hub_digest
-    partial = partial_path(path, digest)
+    digest, etag = digest or hub_digest, response.headers.get("ETag", "W/")
+    identity = digest or ("" if etag.startswith("W/") else f"{url} {etag}")
+    partial = partial_path(path, identity)
     with contextlib.ExitStack() as stack, open(partial, "ab") as file:
         stack.enter_context(response)
         length = int(response.headers.get("Content-Length", -1))
-        done = file.tell() if digest and file.tell() <= length else 0
+        done = file.tell() if identity and file.tell() <= length else 0
         if 0 < done < length:
             response.close()
             response, _ = _open(url, timeout, start=done)
@@ -153,6 +154,8 @@ def _download(
                 done = 0  # a server without ranges
             elif not response.headers.get("Content-Range", "").startswith(f"bytes {done}-"):
                 raise OSError("the server sent other bytes than those that were requested")
+            elif not digest and response.headers.get("ETag") != etag:
+                raise OSError("the file changed meanwhile")
         file.truncate(done)
         if done != length:
             shutil.copyfileobj(response, file, 1 << 20)

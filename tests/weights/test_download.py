@@ -40,7 +40,7 @@ class _Server(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.data, self.cut, self.ranges, self.status = data, None, True, 200
         self.wrong_range = False
-        self.linked, self.delay = None, 0.0
+        self.etag, self.linked, self.delay = None, None, 0.0
         self.requests, self.others = [], {}
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -84,6 +84,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             begin = start + server.wrong_range
             stop = len(server.data)
             self.send_header("Content-Range", f"bytes {begin}-{stop - 1}/{stop}")
+        if server.etag:
+            self.send_header("ETag", server.etag)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         with contextlib.suppress(ConnectionError):  # a client that is killed
@@ -202,15 +204,30 @@ def _interrupted(server, folder, size=100_000):
     assert [p.stat().st_size for p in folder.glob("*.part")] == [size]
 
 
-def test_a_download_that_nothing_can_check_starts_again(server, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("etag", "changed", "requests"),
+    [
+        ('"one"', False, [None, "bytes=100000-"]),
+        ('"one"', True, [None]),
+        ('W/"one"', False, [None]),  # a weak one
+        (None, False, [None]),
+    ],
+)
+def test_a_download_without_a_digest_continues_by_its_etag(
+    server, tmp_path, monkeypatch, etag, changed, requests
+):
     monkeypatch.setitem(PUBLISHED, "local", PUBLISHED["local"]._replace(digest=""))
     warnings = []
     monkeypatch.setattr(download.logging, "warning", lambda text, *a: warnings.append(text % a))
+    server.etag = etag
     _interrupted(server, tmp_path)
-    assert fetch("local", folder=tmp_path).read_bytes() == _DATA
-    assert server.requests == [None]
+    if changed:
+        server.data, server.etag = _OTHER, '"two"'
+    assert fetch("local", folder=tmp_path).read_bytes() == server.data
+    assert server.requests == requests
+    assert [p.name for p in tmp_path.iterdir()] == ["net-file.pth"]
     assert "no digest is published" in warnings[0]
-    assert hashlib.sha256(_DATA).hexdigest() in warnings[0]
+    assert hashlib.sha256(server.data).hexdigest() in warnings[0]
 
 
 def test_the_digest_that_the_hub_names_is_compared(hub, tmp_path, monkeypatch):
