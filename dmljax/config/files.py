@@ -24,8 +24,6 @@ def read(name: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     source, _, argument = str(name).partition(":")
     get_config = _get_config_of(source)
     try:
-        if argument and not inspect.signature(get_config).parameters:
-            raise ValueError(f"it takes no argument, so not {argument!r}")
         config = fields.plain(get_config(argument) if argument else get_config())
     except Exception as error:  # a config is the user's program
         raise ValueError(f"{source} does not run: {type(error).__name__}: {error}") from error

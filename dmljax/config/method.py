@@ -216,8 +216,8 @@ def _cache(
     assert isinstance(options.features, Cached)
     if options.trained["name"] != "last" or output is None:
         raise ValueError(
-            "features='cached' keeps the pooled features of a backbone that does not learn: set "
-            "--config.trained=last, and leave out method.pool_fn, or take global_max or "
+            "features='cached' keeps pooled features, and needs a backbone that does not learn: "
+            "set --config.trained=last, and leave out method.pool_fn, or take global_max or "
             "class_and_mean; or --config.features=computed"
         )
     if options.start is not None:

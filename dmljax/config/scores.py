@@ -27,8 +27,9 @@ def check_evaluation(options: EvaluationOptions, data: Data, method: Method) -> 
         "evaluate.rankings: this method does not refine embeddings": (
             "refined" in options.rankings and inspection.refine is None
         ),
-        "evaluate.rankings: 'mean_distance' needs a method with learners, and images without "
-        "groups": ranks_by_mean and (inspection.parts is None or data.test.groups is not None),
+        "evaluate.rankings: 'mean_distance' needs learners, and images without groups": (
+            ranks_by_mean and (inspection.parts is None or data.test.groups is not None)
+        ),
     }
     if wrong := [message for message, is_true in problems.items() if is_true]:
         raise ValueError(wrong[0])

@@ -1,7 +1,6 @@
 """Arguments of recipes, written as `attention=gat,mlp=False`, and changes of their values."""
 
 import copy
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -47,19 +46,14 @@ def config_function(recipe: Callable[..., dict[str, Any]], **fixed: Any) -> Call
     """Returns the `get_config(argument)` of a config file: `recipe` with some keywords chosen.
 
     It returns an `ml_collections.ConfigDict`, so that other programs can read the file with
-    `ml_collections.config_flags` too. Its attributes `recipe` and `fixed` are the arguments of this
-    function.
+    `ml_collections.config_flags` too.
     """
 
-    @functools.wraps(recipe)
     def get_config(argument: str | None = None) -> Any:
         from ml_collections import ConfigDict
 
         return ConfigDict(recipe(**fixed, **parse(recipe, argument, fixed=frozenset(fixed))))
 
-    argument = inspect.Parameter("argument", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
-    signature = inspect.Signature([argument])
-    vars(get_config).update(recipe=recipe, fixed=fixed, __signature__=signature)
     return get_config
 
 
