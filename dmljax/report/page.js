@@ -68,33 +68,18 @@
   const bdi = (text, cls) => el("bdi", { class: cls }, text);
   const say = (text) => { byId("live").textContent = text; };
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  const press = (button, isOn) => button.setAttribute("aria-pressed", String(isOn));
+  const pressable = (text, isOn, onclick) => el("button", { type: "button", "aria-pressed": String(isOn), onclick }, text);
   const toggle = (text, isOn, onChange) => {
-    const button = el("button", { type: "button", "aria-pressed": String(isOn) }, text);
-    button.addEventListener("click", () => {
-      const on = button.getAttribute("aria-pressed") !== "true";
-      button.setAttribute("aria-pressed", String(on));
-      onChange(on);
-    });
+    let on = isOn;
+    const button = pressable(text, on, () => { on = !on; press(button, on); onChange(on); });
     return button;
   };
   const choice = (label, options, chosen, onChange) => {
-    const group = el("span", { class: "group", role: "group", "aria-label": label });
-    for (const [value, text] of options) {
-      const button = el("button", { type: "button", "aria-pressed": String(value === chosen) }, text);
-      button.addEventListener("click", () => {
-        for (const other of group.children) other.setAttribute("aria-pressed", String(other === button));
-        onChange(value);
-      });
-      group.append(button);
-    }
-    group.choose = (value) => {
-      options.forEach(([v], i) => group.children[i].setAttribute("aria-pressed", String(v === value)));
-    };
+    const group = el("span", { class: "group", role: "group", "aria-label": label },
+      options.map(([value, text]) => pressable(text, value === chosen, () => { group.choose(value); onChange(value); })));
+    group.choose = (value) => options.forEach(([v], i) => press(group.children[i], v === value));
     return group;
-  };
-  const later = (fn, delay = 120) => {
-    let timer;
-    return (...args) => { clearTimeout(timer); timer = setTimeout(() => fn(...args), delay); };
   };
 
   // Drawings are made for their current width, and again when it changes.
@@ -241,9 +226,9 @@
       const all = series.flatMap((s) => [...s.values].filter(isNumber));
       const steps = series.flatMap((s) => [...s.steps]);
       if (!all.length) return;
-      const bottomValue = low ?? Math.min(...minmax(all));
-      const topValue = high ?? Math.max(...minmax(all));
-      const [x0, x1] = [0, Math.max(...minmax(steps), 1)];
+      const [least, most] = minmax(all);
+      const bottomValue = low ?? least, topValue = high ?? most;
+      const [x0, x1] = [0, Math.max(minmax(steps)[1], 1)];
       const pad = low === null ? 0.04 * (topValue - bottomValue || 1) : 0;
       const x = (v) => left + width * (v - x0) / (x1 - x0);
       const y = (v) => top + inner * (1 - (v - bottomValue + pad) / (topValue - bottomValue + 2 * pad || 1));
@@ -313,16 +298,9 @@
   };
   const sentence = (parts) => parts.map((part) => (typeof part === "string" ? part : el("b", {}, bdi(shortName(nameOf(part.class))))));
   const tile = ({ name, value, low, high }) => {
-    const scale = el("span", { class: "scale", "aria-hidden": "true" });
-    if (isNumber(low)) {
-      const range = el("i");
-      range.style.left = `${100 * low}%`;
-      range.style.width = `${100 * (high - low)}%`;
-      scale.append(range);
-    }
-    const tick = el("b");
-    tick.style.left = `${100 * clamp(value, 0, 1)}%`;
-    scale.append(tick);
+    const scale = el("span", { class: "scale", "aria-hidden": "true" },
+      isNumber(low) && el("i", { style: `left: ${100 * low}%; width: ${100 * (high - low)}%` }),
+      el("b", { style: `left: ${100 * clamp(value, 0, 1)}%` }));
     return el("div", { class: "tile" }, el("span", { class: "name" }, name), el("span", { class: "value", "data-score": name }, percent(value)),
       scale, el("span", { class: "range" }, isNumber(low) ? `${percent(low)} to ${percent(high)}` : ""));
   };
@@ -1269,7 +1247,8 @@
       else link.removeAttribute("aria-current");
     }
   };
-  addEventListener("scroll", later(mark, 60), { passive: true });
+  let timer;
+  addEventListener("scroll", () => { clearTimeout(timer); timer = setTimeout(mark, 60); }, { passive: true });
   mark();
 
   const openHash = () => {
