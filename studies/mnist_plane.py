@@ -4,8 +4,8 @@
 
 The post shows one run of each, at the last step, without a number. Its verdict: triplets are not
 better, on 1, 5 and 9 "quite a bit worse", and fewer digits separate better. A run that collapses
-stays in the mean: its dot on the page of the table is at chance, a third on three digits, a sixth on
-six and a tenth on ten.
+stays in the mean. The page of the table shows its dot at chance: a third on three digits, a sixth
+on six and a tenth on ten.
 """
 
 from __future__ import annotations
