@@ -32,10 +32,10 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
     """
     config = fields.complete(config)
     options = options_of(config)
-    backbone = method.backbone_of(options)
+    backbone, normalization = method.backbone_of(options)
     cache = backbone.cache
-    data = data_of(options, None if cache is None else cache.split)
-    timing, epoch_end = timing_of(options, data.train.labels, data.epoch_labels)
+    data, epoch_labels = data_of(options, None if cache is None else cache.split)
+    timing, epoch_end = timing_of(options, data.train.labels, epoch_labels)
 
     # How images are prepared, and their shapes; cached features are as images.
     reader, skip = Reader(images_of(data.train), cache=False), options.unreadable == "skip"
@@ -44,7 +44,7 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
     image_shape, eval_image_shape = (
         batches.image_shape(reader, fn, skip=skip) for fn in (transform_fn, eval_transform_fn)
     )
-    normalize_fn: Callable = backbone.normalization.function
+    normalize_fn: Callable = normalization.function
     if isinstance(options.features, Cached):
         transform_fn, eval_transform_fn = transforms_of(
             transform_fn, eval_transform_fn, options.features.views
@@ -101,28 +101,18 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
     metrics = scores.metrics_of(options.evaluate)
     selection = scores.selection_of(options, metrics)
     return Run(
-        config=fields.with_normalization(config, backbone.normalization),
+        config=fields.with_normalization(config, normalization),
         options=options,
         selection=selection,
         metrics=metrics,
-        data_digest=data.digest,
-        train=data.train,
-        held_out=data.held_out,
-        test=data.test,
         attention_note=attention_note,
         transform_fn=transform_fn,
         eval_transform_fn=eval_transform_fn,
         normalize_fn=normalize_fn,
-        normalization=backbone.normalization_title,
-        input_note=backbone.input_note,
         image_shape=image_shape,
         eval_image_shape=eval_image_shape,
-        net=net,
         frozen=frozen,
         adapted=adapted,
-        pooled_output=backbone.pooled_output,
-        whiten=backbone.whiten,
-        cache=cache,
         taken=taken,
         start_arrays_fn=method.arrays_of,
         method=trained,
@@ -132,6 +122,8 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         class_rows=class_rows,
         shapes=shapes,
         placements=devices.of_state(shapes, shards, sharded=sharded, class_rows=class_rows),
+        **backbone._replace(net=net)._asdict(),
+        **data._asdict(),
         **timing._asdict(),
     )
 

@@ -12,23 +12,22 @@ from dmljax.train.options import Fold, Options
 
 
 class Data(NamedTuple):
-    """The splits of a run, and the digest of the whole data set.
+    """The splits of a run, and the digest of the whole data set, under the names of `Run`."""
 
-    The sampler counts its epochs by `epoch_labels`: the labels of `train` or, with
-    `dataset.full_epochs`, of all images that it is a fraction of.
-    """
-
-    digest: str
+    data_digest: str
     train: Split
     held_out: Split | None
     test: Split
-    epoch_labels: np.ndarray
 
 
-def data_of(options: Options, split_fn: Callable[..., Split] | None = None) -> Data:
+def data_of(
+    options: Options, split_fn: Callable[..., Split] | None = None
+) -> tuple[Data, np.ndarray]:
     """Returns the data set with the classes held out that `held_out` asks for.
 
-    `split_fn(split, is_training=...)` replaces the records of both splits before that.
+    Also returns the labels by which the sampler counts its epochs: of `train` or, with
+    `dataset.full_epochs`, of all images that it is a fraction of. `split_fn(split,
+    is_training=...)` first replaces the records of both splits.
     """
     splits, spec = options.dataset.function(), options.dataset
     _check_images(options, splits)
@@ -44,7 +43,7 @@ def data_of(options: Options, split_fn: Callable[..., Split] | None = None) -> D
         fractions = spec.get("image_fraction", 1.0), spec.get("class_fraction", 1.0)
         train = share(train, images=fractions[0], classes=fractions[1], seed=options.seed)
     counted_split = full_train if spec.get("full_epochs") else train
-    return Data(digests.digest(splits), train, held_out, test, counted_split.labels)
+    return Data(digests.digest(splits), train, held_out, test), counted_split.labels
 
 
 def _check_images(options: Options, splits: Splits) -> None:

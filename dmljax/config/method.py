@@ -39,19 +39,18 @@ _SIZE_TOLERANCE = 3  # pixels: published systems cut 227 where other code cuts 2
 
 
 class Backbone(NamedTuple):
-    """The net without a head, its input and its output."""
+    """The net without a head, its input and its output, under the names of `Run`."""
 
     net: Any
-    normalization: Spec
-    normalization_title: str  # for a reader
+    normalization: str  # for a reader
     input_note: str  # where evaluation prepares images differently than the weights expect
     pooled_output: str | None  # of the net, that the head takes; None: it takes feature maps
     whiten: float  # of the head's `centered_dense`; its default if the head has another layer
     cache: Cache | None  # of features, where `options.features` asks for it
 
 
-def backbone_of(options: Options) -> Backbone:
-    """Returns the net with its input, its output and the cache of its features."""
+def backbone_of(options: Options) -> tuple[Backbone, Spec]:
+    """Returns the net with its output and the cache of its features, and its normalization."""
     net = net_of(options)
     whiten = _argument(_argument(options.method.function, "dense_fn"), "whiten")
     if whiten is None:
@@ -63,7 +62,7 @@ def backbone_of(options: Options) -> Backbone:
     cache = None
     if isinstance(options.features, Cached):
         cache = _cache(options, normalization, output, origin)
-    return Backbone(net, normalization, title, note, output, whiten, cache)
+    return Backbone(net, title, note, output, whiten, cache), normalization
 
 
 def net_of(options: Options) -> Any:

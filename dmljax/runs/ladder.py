@@ -117,7 +117,7 @@ def _parts(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, An
     for number, step in enumerate(steps):
         if problem := _problem(number, step):
             raise ValueError(f"ladder.{number} ({step['name']}): {problem}")
-    return base, steps, data_of(options_of(base | _NOTHING_HELD_OUT, ("dataset",))).train
+    return base, steps, data_of(options_of(base | _NOTHING_HELD_OUT, ("dataset",)))[0].train
 
 
 def _without_ladder(config: Mapping[str, Any]) -> dict[str, Any]:
