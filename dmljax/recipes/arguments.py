@@ -1,8 +1,7 @@
-"""Arguments of recipes, written as `attention=gat,mlp=False`, and changes of their values."""
+"""Arguments of recipes, written as `attention=gat,mlp=False`."""
 
-import copy
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dmljax.hints import check_known
@@ -63,14 +62,3 @@ def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
     if value not in choices:
         listed = ", ".join(map(str, choices[:-1])) + f" or {choices[-1]}"
         raise ValueError(f"{name} is {listed if len(choices) > 1 else choices[0]}, not {value!r}")
-
-
-def with_values(config: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes fields such as 'optimizer.groups.0.factor' of the config, and returns it."""
-    for field, value in values.items():
-        *sections, name = field.split(".")
-        section: Any = config
-        for parent in sections:
-            section = section[int(parent) if isinstance(section, list) else parent]
-        section[name] = copy.deepcopy(value)
-    return config

@@ -2,16 +2,15 @@
 
 from typing import Any
 
-from dmljax.recipes.arguments import check_choice, with_values
+from dmljax.recipes.arguments import check_choice
 
-# Where a data set differs from CUB-200-2011.
-_LARGE = {"steps": 40000, "schedule.at": (16000, 32000), "evaluate.clustering": None}
-_LARGE |= {"evaluate.every": 1000}
-_VALUES = {
-    "cub200": {},
-    "cars196": {"steps": 6000, "schedule.at": (2400, 4800), "evaluate.ks": (1, 2, 4, 8)},
-    "sop": {**_LARGE, "evaluate.ks": (1, 10, 100, 1000)},
-    "inshop": {**_LARGE, "evaluate.ks": (1, 10, 20, 30, 40, 50)},
+_LARGE = {"every": 1000, "clustering": None}
+# Steps, and the evaluation.
+_VALUES: dict[str, tuple[int, dict[str, Any]]] = {
+    "cub200": (3000, {"every": 200, "ks": (1, 2, 4, 8, 16, 32)}),
+    "cars196": (6000, {"every": 200, "ks": (1, 2, 4, 8)}),
+    "sop": (40000, {**_LARGE, "ks": (1, 10, 100, 1000)}),
+    "inshop": (40000, {**_LARGE, "ks": (1, 10, 20, 30, 40, 50)}),
 }
 
 
@@ -33,7 +32,8 @@ def multi_similarity(*, dataset: str = "cub200") -> dict[str, Any]:
     recipe. The weights of BN-Inception were converted from Caffe: docs/weights.md.
     """
     check_choice("dataset", dataset, _VALUES)
-    config = {
+    steps, evaluate = _VALUES[dataset]
+    return {
         "dataset": {"name": dataset, "root": None},
         "size": 227,
         "transform": {"name": "standard_train", "shorter": 256, "area": (0.16, 1.0)},
@@ -49,9 +49,8 @@ def multi_similarity(*, dataset: str = "cub200") -> dict[str, Any]:
         "loss": {"name": "multi_similarity", "alpha": 2.0, "beta": 40.0, "base": 0.5},
         "miner": {"name": "multi_similarity", "epsilon": 0.1},
         "optimizer": {"name": "adam", "rate": 3e-5, "l2": 5e-4},
-        "schedule": {"name": "steps", "at": (1200, 2400), "divide": 10.0},
-        "steps": 3000,
+        "schedule": {"name": "steps", "at": (steps * 2 // 5, steps * 4 // 5), "divide": 10.0},
+        "steps": steps,
         "select": "test/R@1",
-        "evaluate": {"every": 200, "ks": (1, 2, 4, 8, 16, 32)},
+        "evaluate": dict(evaluate),
     }
-    return with_values(config, _VALUES[dataset])

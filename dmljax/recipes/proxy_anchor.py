@@ -2,31 +2,18 @@
 
 from typing import Any
 
-from dmljax.recipes.arguments import check_choice, with_values
+from dmljax.recipes.arguments import check_choice
 
-
-def _each(epochs: int) -> list[str]:
-    """Returns the multiples of `epochs` before the last epoch, 60."""
-    return [f"{epoch} epochs" for epoch in range(epochs, 60, epochs)]
-
-
-# Where a data set and a net differ from CUB-200-2011 with BN-Inception in the official code.
-_RESNET = {"sampler.batch_size": 120, "optimizer.groups.1.from": "5 epochs"}
-_LARGE = {
-    "net": {"name": "bn_inception", "weights": None},
-    "optimizer.rate": 6e-4,
-    "schedule.at": _each(20),
-    "schedule.divide": 4.0,
-    "evaluate.clustering": None,
+# Epochs between two steps of the learning rate, and the K of R@K, as in the official code.
+_INTERVALS = {
+    ("cub200", "bn_inception"): 10,
+    ("cub200", "resnet50"): 5,
+    ("cars196", "bn_inception"): 20,
+    ("cars196", "resnet50"): 10,
+    ("sop", "bn_inception"): 20,
+    ("inshop", "bn_inception"): 20,
 }
-_VALUES: dict[tuple[str, str], dict[str, Any]] = {
-    ("cub200", "bn_inception"): {},
-    ("cub200", "resnet50"): {**_RESNET, "schedule.at": _each(5)},
-    ("cars196", "bn_inception"): {"schedule.at": _each(20)},
-    ("cars196", "resnet50"): _RESNET,
-    ("sop", "bn_inception"): {**_LARGE, "evaluate.ks": (1, 10, 100, 1000)},
-    ("inshop", "bn_inception"): {**_LARGE, "evaluate.ks": (1, 10, 20, 30, 40)},
-}
+_KS = {"sop": (1, 10, 100, 1000), "inshop": (1, 10, 20, 30, 40)}
 
 
 def proxy_anchor(*, dataset: str = "cub200", net: str = "bn_inception") -> dict[str, Any]:
@@ -44,15 +31,17 @@ def proxy_anchor(*, dataset: str = "cub200", net: str = "bn_inception") -> dict[
 
     BN-Inception has weights converted from Caffe, ResNet-50 has torchvision's V1: docs/weights.md.
     """
-    check_choice("dataset", dataset, dict.fromkeys(name for name, _ in _VALUES))
-    check_choice("net", net, [n for name, n in _VALUES if name == dataset])
-    config = {
+    check_choice("dataset", dataset, dict.fromkeys(name for name, _ in _INTERVALS))
+    check_choice("net", net, [n for name, n in _INTERVALS if name == dataset])
+    is_resnet, is_large = net == "resnet50", dataset in _KS
+    interval = _INTERVALS[dataset, net]
+    config: dict[str, Any] = {
         "dataset": {"name": dataset, "root": None},
         "size": 224,
         "transform": "standard_train",
         "eval_transform": "standard_eval",
-        "sampler": {"name": "uniform", "batch_size": 180},
-        "net": {"name": net, "norm": "frozen_batch_norm", "weights": None},
+        "sampler": {"name": "uniform", "batch_size": 120 if is_resnet else 180},
+        "net": {"name": net, "weights": None},
         "method": {
             "name": "proxies",
             "dim": 512,
@@ -62,18 +51,26 @@ def proxy_anchor(*, dataset: str = "cub200", net: str = "bn_inception") -> dict[
         "loss": {"name": "proxy_anchor", "margin": 0.1, "alpha": 32.0},
         "optimizer": {
             "name": "adam",
-            "rate": 1e-4,
+            "rate": 6e-4 if is_large else 1e-4,
             "decay": 1e-4,
             "clip_value": 10.0,
             "groups": [
                 {"path": "^proxies", "factor": 100.0, "decay": 1e-4},
-                {"path": "^net/", "from": "1 epoch", "decay": 1e-4},
+                {"path": "^net/", "from": "5 epochs" if is_resnet else "1 epoch", "decay": 1e-4},
                 {"path": ".", "decay": 1e-4},
             ],
         },
-        "schedule": {"name": "steps", "at": _each(10), "divide": 2.0},
+        "schedule": {
+            "name": "steps",
+            "at": [f"{epoch} epochs" for epoch in range(interval, 60, interval)],
+            "divide": 4.0 if is_large else 2.0,
+        },
         "steps": "60 epochs",
         "select": "test/R@1",
-        "evaluate": {"every": "1 epoch", "ks": (1, 2, 4, 8)},
+        "evaluate": {"every": "1 epoch", "ks": _KS.get(dataset, (1, 2, 4, 8))},
     }
-    return with_values(config, _VALUES[dataset, net])
+    if is_large:
+        config["evaluate"]["clustering"] = None
+    else:
+        config["net"]["norm"] = "frozen_batch_norm"
+    return config
