@@ -107,23 +107,6 @@ def test_scores_are_those_of_loops_over_pairs(name, naive, size, seed):
 
 
 @pytest.mark.parametrize("name", CLUSTERING_FNS)
-def test_names_and_order_of_clusters_do_not_matter(name):
-    score_fn, rng = CLUSTERING_FNS[name], np.random.default_rng(1)
-    labels = rng.integers(0, 7, 200)
-    assignment = np.where(rng.random(200) < 0.5, labels, rng.integers(0, 7, 200))
-    score = score_fn(labels, assignment)
-    assert 0 < score < 1
-    order = rng.permutation(200)
-    for other in (
-        score_fn(labels[order], assignment[order]),
-        score_fn(2**40 - labels, assignment * 3 - 9),
-        score_fn(assignment, labels),
-    ):
-        np.testing.assert_allclose(other, score, rtol=1e-12)
-    assert score_fn(labels, labels + 5) == 1
-
-
-@pytest.mark.parametrize("name", CLUSTERING_FNS)
 def test_bad_input_is_named(name):
     labels = np.array([0, 0, 1, 1, 2, 2])
     with pytest.raises(ValueError, match=r"shape \(6,\) and the assignment \(4,\)"):
