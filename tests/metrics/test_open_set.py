@@ -114,6 +114,7 @@ def test_what_cannot_be_asked():
         metrics.class_thresholds(histograms, 2)
     with pytest.raises(ValueError, match=r"`bins` must be a power of two, .*got 3"):
         metrics.class_histograms(*case("within")[:2], bins=3)
+    assert np.isnan(metrics.opis(metrics.class_histograms(np.eye(9), np.arange(9))))
     near = metrics.neighborhoods(*case("within")[:2])
     with pytest.raises(ValueError, match="known_refused=1 must be at least 0 and below 1"):
         metrics.threshold_at_refusal(near, 1)
