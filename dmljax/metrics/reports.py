@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from dmljax import retrieval as _retrieval
 from dmljax.metrics import clusters, ranking, significance
 from dmljax.retrieval import Embeddings, Labels
-from dmljax.retrieval.inputs import check_k, counts_of
+from dmljax.retrieval.inputs import check_k, check_share, counts_of
 from dmljax.retrieval.layout import Ranks
 
 __all__ = [
@@ -105,27 +105,28 @@ def retrieval(
     *,
     metric_fns: Mapping[str, RankingFn] = RANKING_FNS,
     average: str = "queries",
+    per_class: bool = False,
     share: tuple[int, int] | None = None,
     sum_fn: Callable[[np.ndarray], np.ndarray] | None = None,
     **options: Any,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Computes the means of `per_query` over the queries that have a positive.
 
     'without_positive' is the count of the other queries.
 
     With `average="classes"`, the mean over classes of the mean of each class's queries: a large
-    class weighs as much as a small one. With `share=(i, n)` only the i-th of n parts of the queries
-    is ranked here. It needs `sum_fn`, which returns the sum of an array over the n processes that
-    rank the parts; all of them get the same scores, bitwise as in one process. All other arguments
-    are explained in `per_query`.
+    class weighs as much as a small one. `per_class` adds 'per_class': {score: {label: mean over
+    the queries of that label}}. With `share=(i, n)` only the i-th of n parts of the queries is
+    ranked here. It needs `sum_fn`, which returns the sum of an array over the n processes that rank
+    the parts; all of them get the same scores, bitwise as in one process. All other arguments are
+    explained in `per_query`.
 
     >>> embeddings = np.array([[0.0], [1.0], [2.5], [9.0]])
     >>> scores = metrics.retrieval(embeddings, np.array([0, 0, 1, 1]), ks=(1, 2))
     >>> scores["R@1"], scores["R@2"], scores["without_positive"]
     (0.75, 0.75, 0)
     """
-    if (share is None) != (sum_fn is None):
-        raise ValueError("share and sum_fn go together: give both, or neither")
+    check_share(share, sum_fn)
     if average not in significance.AVERAGES:
         raise ValueError(f"average={average!r} is not known: 'queries' or 'classes'")
     metric_fns = {**metric_fns, _SCORED: ranking.reciprocal_rank}
@@ -142,11 +143,18 @@ def retrieval(
             "retrieval score is NaN: check the labels of the queries and of the gallery",
             stacklevel=2,
         )
-    scores = {
+    scores: dict[str, Any] = {
         name: significance.average(value, np.asarray(labels), over=average)
         for name, value in values.items()
     }
-    return scores | {"without_positive": int((~is_scored).sum())}
+    scores["without_positive"] = int((~is_scored).sum())
+    if per_class:
+        classes, codes = np.unique(np.asarray(labels)[is_scored], return_inverse=True)
+        scores["per_class"] = {}
+        for name, value in values.items():
+            means = np.bincount(codes, value[is_scored]) / np.bincount(codes)
+            scores["per_class"][name] = dict(zip(classes.tolist(), means.tolist(), strict=True))
+    return scores
 
 
 def per_query(

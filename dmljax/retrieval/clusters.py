@@ -1,6 +1,6 @@
 """k-means: Lloyd's iterations in tiles, with a start by k-means++."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -34,6 +34,8 @@ def kmeans(
     tolerance: float = 0.0,
     tile: int = 1024,
     devices: Sequence[jax.Device] | None = None,
+    share: tuple[int, int] | None = None,
+    sum_fn: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> KMeans:
     """Runs Lloyd's iterations from a k-means++ start (Arthur & Vassilvitskii, 2007).
 
@@ -43,6 +45,9 @@ def kmeans(
       becomes the center ("greedy" k-means++). None: 2 + log k, as in scikit-learn.
     * `iterations`: the most iterations of Lloyd. `tolerance`: they also end when the centers move
       by less than this fraction of the mean variance of a dimension (summed squares).
+    * `share=(i, n)`: this process is the i-th of n that call this with the same points. Each finds
+      the centers of its part of the points, and `sum_fn` returns the sum of an array of float64
+      over all of them. The result is that of one process, bit for bit.
 
     `trials=None, iterations=300, tolerance=1e-4` are the values of scikit-learn's `KMeans`.
 
@@ -64,10 +69,11 @@ def kmeans(
             f"`starts` and `trials` must be at least 1, got {starts} and {trials}: give "
             "trials=None for 2 + log k"
         )
+    inputs.check_share(share, sum_fn)
     dtype = inputs.compute_dtype(vectors)
     vectors = vectors.astype(dtype) - origin.astype(dtype)
     side = tiles.choose_side(len(vectors), tile)
-    points = _Points(vectors, side, devices)
+    points = _Points(vectors, side, devices, share or (0, 1), sum_fn)
     least_shift = tolerance * float(vectors.var(axis=0, dtype=np.float64).mean())
     rng = np.random.default_rng(seed)
     runs = []
@@ -79,47 +85,55 @@ def kmeans(
 
 
 class _Points:
-    """The points, and the searches of their closest centers."""
+    """The points; this process compares its share of them with all centers."""
 
     def __init__(
         self,
         vectors: Float[np.ndarray, "n d"],
         side: int,
         devices: Sequence[jax.Device] | None = None,
+        share: tuple[int, int] = (0, 1),
+        sum_fn: Callable[[np.ndarray], np.ndarray] | None = None,
     ):
         self.vectors, self._side, self._devices = vectors, side, devices
+        self._share, self._sum_fn = share, sum_fn
         self._squared_norms = np.vecdot(vectors, vectors).astype(np.float64)
-        self._tiles = self._tiles_of(vectors)
+        self._own, self._tiles = self._own_tiles(vectors)
 
-    def _tiles_of(self, vectors: Float[np.ndarray, "n d"]) -> Tiles:
-        mesh = tiles.choose_mesh(self._devices, count=-(-len(vectors) // self._side))
-        return tiles.plain_tiles(vectors, self._side, mesh=mesh)
+    def _own_tiles(self, vectors: Float[np.ndarray, "n d"]) -> tuple[slice, Tiles]:
+        """Returns the rows of this process, whole tiles as in one process, and their tiles."""
+        part = inputs.part(-(-len(vectors) // self._side), self._share)
+        own = slice(part.start * self._side, min(part.stop * self._side, len(vectors)))
+        # A device without points would only compute padding.
+        mesh = tiles.choose_mesh(self._devices, count=part.stop - part.start)
+        return own, tiles.plain_tiles(vectors[own], self._side, mesh=mesh)
 
     def closest(
         self, centers: Float[np.ndarray, "k d"], rows: Int[np.ndarray, "m"] | None = None
     ) -> tuple[Float[np.ndarray, "m"], Int[np.ndarray, "m"]]:
         """Returns max over c of x'c - |c|^2 / 2 for the points `rows`, and the first such c."""
-        vectors, point_tiles = self.vectors, self._tiles
+        vectors, own, point_tiles = self.vectors, self._own, self._tiles
         if rows is not None:
             vectors = vectors[rows]
-            if not len(vectors):
-                return np.zeros(0, vectors.dtype), np.zeros(0, np.int64)
-            point_tiles = self._tiles_of(vectors)
+            own, point_tiles = self._own_tiles(vectors)
         mesh, side = point_tiles.mesh, tiles.choose_side(len(centers), self._side)
         center_tiles = tiles.plain_tiles(centers, side, mesh=mesh, spec=REPLICATED)
         update = tiles.on_mesh(mesh, _update, SHARDED, SHARDED, SHARDED, REPLICATED, REPLICATED)
         reduce = tiles.on_mesh(mesh, _reduce, SHARDED, SHARDED)
         shape = point_tiles.side, side // tiles.SLICES
-        results = []
+        padded = []
         for i in range(len(point_tiles)):
             points = point_tiles[i].vectors
             nothing = np.full(shape, -np.inf, points.dtype), np.zeros(shape, np.int32)
             best, indices = tiles.put(nothing, mesh)
             for j in range(len(center_tiles)):
                 best, indices = update(best, indices, points, center_tiles[j], np.int32(j * side))
-            results.append(reduce(best, indices))
-        best, indices = (np.concatenate(arrays) for arrays in zip(*results, strict=True))
-        return best[: len(vectors)], indices[: len(vectors)].astype(np.int64)
+            padded.append(reduce(best, indices))
+        results = np.zeros((2, len(vectors)))  # float64 holds float32 and indices exactly
+        for result, arrays in zip(results, zip(*padded, strict=True), strict=False):
+            result[own] = np.concatenate(arrays)[: own.stop - own.start]
+        similarities, indices = results if self._sum_fn is None else self._sum_fn(results)
+        return similarities.astype(vectors.dtype), indices.astype(np.int64)
 
     def lloyd(
         self, centers: Float[np.ndarray, "k d"], iterations: int, least_shift: float

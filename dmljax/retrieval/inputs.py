@@ -47,6 +47,20 @@ def check_k(k: int, count: int, *, of: str, name: str = "k") -> None:
         raise ValueError(f"{name} must be an integer from 1 to {max(count, 0)} {of}, got {k}")
 
 
+def check_share(share: tuple[int, int] | None, sum_fn: Any) -> None:
+    """Raises unless a share of several processes comes with the sum over them."""
+    if (share is None) != (sum_fn is None):
+        raise ValueError("share and sum_fn go together: give both, or neither")
+
+
+def part(count: int, share: tuple[int, int]) -> slice:
+    """Returns the rows of the share `(i, n)` of `count` rows."""
+    index, parts = share
+    if not 0 <= index < parts:
+        raise ValueError(f"share={share} must be (i, n) with i from 0 to n - 1")
+    return slice(count * index // parts, count * (index + 1) // parts)
+
+
 class Counts(NamedTuple):
     """The counts of queries and of items; `within` says that both are the same set."""
 

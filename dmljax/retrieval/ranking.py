@@ -66,7 +66,8 @@ def ranks(
         order = np.flatnonzero(sizes[query_codes] > 0)
         order = order[np.argsort(starts[query_codes[order]], kind="stable")]
     if share is not None:
-        order = _part(order[order >= 0], share)
+        order = order[order >= 0]
+        order = order[inputs.part(len(order), share)]
     if not len(order):
         return
     mesh = tiles.choose_mesh(devices, count=-(-len(order) // side))
@@ -102,14 +103,6 @@ def ranks(
         make_rows = partial(make_tiles, queries, groups=query_columns)
         columns = column_tiles if mesh is None else make_columns()
         yield from sorting.sort_ranks(block.rows(is_sorted), make_rows, columns, slot_groups)
-
-
-def _part(order: Int[np.ndarray, "n"], share: tuple[int, int]) -> Int[np.ndarray, "m"]:
-    """Returns the share `(i, n)` of the queries."""
-    index, parts = share
-    if not 0 <= index < parts:
-        raise ValueError(f"share={share} must be (i, n) with i from 0 to n - 1")
-    return order[len(order) * index // parts : len(order) * (index + 1) // parts]
 
 
 def _is_filtered(

@@ -60,7 +60,7 @@ def score(
     """Computes retrieval scores by the queries and gallery of a split, and clustering scores.
 
     With `sum_fn`, such as `hosts.summed`, every process must call this. It ranks a part of the
-    queries, and the ranks are gathered. Clusters are found by every process.
+    queries and finds the clusters of a part of the points; the results are gathered.
 
     Images that could not be read (rows of NaN) are left out, and counted in 'unreadable'. `ks` for
     which there are too few images are left out. `embedding_fns` are functions of (embeddings,
@@ -93,6 +93,7 @@ def score(
             starts=starts,
             devices=devices,
             **kmeans_options,
+            **shared,
         )
     for name, embedding_fn in embedding_fns.items():
         scores[name] = _number(name, embedding_fn(points, labels))

@@ -19,7 +19,8 @@ def test_retrieval_scores_are_those_of_ranked_lists(n, classes, split):
     expected = search_scores(x, y, items, item_labels, ks, within=not split)
     gallery = {"gallery": items, "gallery_labels": item_labels} if split else {}
     values = metrics.per_query(x, y, ks=ks, **gallery)
-    scores = metrics.retrieval(x, y, ks=ks, tile=128, **gallery)
+    scores = metrics.retrieval(x, y, ks=ks, per_class=True, tile=128, **gallery)
+    by_class = scores.pop("per_class")
     is_scored = ~np.isnan(expected["mAP"])
     assert scores.pop("without_positive") == (~is_scored).sum()
     assert set(scores) == set(values) == {f"R@{k}" for k in ks} | set(NAMES)
@@ -27,6 +28,8 @@ def test_retrieval_scores_are_those_of_ranked_lists(n, classes, split):
         value = expected[name]
         np.testing.assert_allclose(values[name], value, atol=1e-12)
         np.testing.assert_allclose(scores[name], np.mean(value[is_scored]), atol=1e-12)
+        for label, mean in by_class[name].items():
+            np.testing.assert_allclose(mean, np.nanmean(value[y == label]), atol=1e-12)
 
 
 def test_scores_of_a_list_worked_by_hand():

@@ -1,5 +1,8 @@
 """k-means against plain loops."""
 
+import concurrent.futures
+import threading
+
 import numpy as np
 import pytest
 from search_loops import all_similarities, lattice
@@ -199,3 +202,33 @@ def test_a_tolerance_ends_the_iterations_where_scikit_learn_ends():
         reference = KMeans(10, init=start, n_init=1, tol=tolerance, algorithm="lloyd").fit(points)
         ours = retrieval.kmeans(x, k=10, tolerance=tolerance)
         np.testing.assert_array_equal(ours.assignment, reference.labels_)
+
+
+@pytest.mark.parametrize("options", [{}, {"trials": 3, "tolerance": 1e-4}])
+def test_hosts_that_share_the_points_find_the_clusters_of_one_host(options, hosts=3):
+    """Threads stand for hosts, and add their arrays as `train.hosts.summed` does."""
+    x = np.random.default_rng(13).standard_normal((700, 6)).astype(np.float32)
+    one = retrieval.kmeans(x, k=60, seed=3, tile=128, **options)
+    barrier, arrays, filled = threading.Barrier(hosts), {}, []
+
+    def host(i):
+        def sum_fn(array):
+            arrays[i] = array
+            filled.append(np.any(array, axis=0).mean())
+            barrier.wait(60)
+            total = sum(arrays[j] for j in range(hosts))
+            barrier.wait(60)
+            return total
+
+        share = {"share": (i, hosts), "sum_fn": sum_fn}
+        return retrieval.kmeans(x, k=60, seed=3, tile=128, **share, **options)
+
+    with concurrent.futures.ThreadPoolExecutor(hosts) as pool:
+        results = list(pool.map(host, range(hosts)))
+    for result in results:
+        np.testing.assert_array_equal(result.assignment, one.assignment)
+        np.testing.assert_array_equal(result.centers, one.centers)
+        assert result.inertia == one.inertia
+    assert filled[0] < 0.5  # of the first search, of all points
+    with pytest.raises(ValueError, match="share and sum_fn go together"):
+        retrieval.kmeans(x, k=2, share=(0, 2))
