@@ -26,7 +26,7 @@ from dmljax.train.options import (
 # of those files has a digest of its own. A completed config holds `size` in both transforms, too.
 _IRRELEVANT = ("runtime", "notes", "pictures", "size")
 PATHS = {
-    "dataset": ("root", "path"),
+    "dataset": ("root", "path", "data_dir"),
     "net": ("weights",),
 }
 _ELSEWHERE = {**PATHS, "start": ("name", "mixed_with")}  # the content of both has a digest

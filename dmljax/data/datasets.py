@@ -1,13 +1,15 @@
 """The data sets that a config can name: `config.dataset = dict(name='cub200', ...)`.
 
 Every function takes keywords only and returns `Splits(train, test)` as the papers define them.
-`root` is the folder of the original files, or its parent.
+`root` is the folder of the original files, or its parent. Data sets of TFDS can also be read from
+its ArrayRecord files with `source='tfds'` (and `data_dir`), without TensorFlow.
 
 Nothing is downloaded. No image is decoded here, except in `mnist`, `npz` and `glyphs`, which are a
 few megabytes and stay in memory. If the counts differ from the published ones, a warning says so.
 """
 
 import gzip
+import io
 import os
 import pathlib
 from collections.abc import Sequence
@@ -18,10 +20,10 @@ from absl import logging
 from PIL import Image
 
 from dmljax.data import glyphs as glyphs_lib
-from dmljax.data import image_folders
+from dmljax.data import image_folders, records
 from dmljax.data.image_folders import folder
 from dmljax.data.prepare import prepared
-from dmljax.data.splits import Split, Splits, divide, encode, subset
+from dmljax.data.splits import Records, Split, Splits, divide, encode, subset
 from dmljax.data.tables import npz, table
 
 __all__ = [
@@ -114,44 +116,66 @@ def _home(name: str, root: _Path) -> pathlib.Path:
     return image_folders.find_folder(root, dataset=name, **_LAYOUTS[name]._asdict())
 
 
-def cub200(*, root: _Path = None, crop: bool = False) -> Splits:
+def cub200(
+    *, root: _Path = None, source: str = "files", data_dir: str | None = None, crop: bool = False
+) -> Splits:
     """Reads CUB-200-2011, birds (Wah et al., 2011): the first 100 classes are for training.
 
     `crop=True` cuts every image to its published box (`bounding_boxes.txt`).
     """
-    home = _home("cub200", root)
-    files = dict(_columns(home / "images.txt", 2))
-    lists = {"image_class_labels.txt": 2} | ({"bounding_boxes.txt": 5} if crop else {})
-    rows = {}
-    for name, count in lists.items():
-        rows[name] = {row[0]: row[1:] for row in _columns(home / name, count)}
-        if files.keys() != rows[name].keys():
-            raise ValueError(f"{home}: images.txt and {name} do not list the same images")
-    images = [str(home / "images" / file) for file in files.values()]
-    ids = np.array([int(rows["image_class_labels.txt"][image][0]) for image in files])
-    names = [file.split("/")[0] for file in files.values()]
+    images: Records
     boxes = None
-    if crop:
-        sides = np.array([rows["bounding_boxes.txt"][image][:4] for image in files], float)
-        corners = sides[:, :2], sides[:, :2] + sides[:, 2:]  # of left, top, width, height
-        boxes = _within_images(np.concatenate(corners, axis=1), images)
+    if _is_tfds(source):
+        _refuse_crop(crop, "bounding_boxes.txt")
+        images, values, _ = records.tfds_set(
+            "caltech_birds2011",
+            split="train+test",
+            data_dir=data_dir,
+            columns=("label", "label_name"),
+            encoded=("segmentation_mask",),
+        )
+        ids = np.array(values["label"]) + 1
+        titles = [name.decode() for name in values["label_name"]]
+        names = [f"{i:03d}.{title}" for i, title in zip(ids, titles, strict=True)]
+    else:
+        home = _home("cub200", root)
+        files = dict(_columns(home / "images.txt", 2))
+        lists = {"image_class_labels.txt": 2} | ({"bounding_boxes.txt": 5} if crop else {})
+        rows = {}
+        for list_, count in lists.items():
+            rows[list_] = {row[0]: row[1:] for row in _columns(home / list_, count)}
+            if files.keys() != rows[list_].keys():
+                raise ValueError(f"{home}: images.txt and {list_} do not list the same images")
+        images = [str(home / "images" / file) for file in files.values()]
+        ids = np.array([int(rows["image_class_labels.txt"][image][0]) for image in files])
+        names = [file.split("/")[0] for file in files.values()]
+        if crop:
+            sides = np.array([rows["bounding_boxes.txt"][image][:4] for image in files], float)
+            corners = sides[:, :2], sides[:, :2] + sides[:, 2:]  # of left, top, width, height
+            boxes = _within_images(np.concatenate(corners, axis=1), images)
     return _checked("cub200", _by_class_id(images, ids, names, boxes=boxes, train_classes=100))
 
 
-def cars196(*, root: _Path = None, crop: bool = False) -> Splits:
+def cars196(
+    *, root: _Path = None, source: str = "files", data_dir: str | None = None, crop: bool = False
+) -> Splits:
     """Reads Cars196 (Krause et al., 2013): 16,185 images, the first 98 classes for training.
 
     Reads `cars_annos.mat` with `car_ims/`, or one folder per class in alphabetic order. `crop=True`
     cuts every image to its published box, which only the annotations have.
     """
+    images: Records
     boxes = None
-    if root is not None and (class_folders := _class_folders(root)):
-        if crop:
-            raise ValueError(
-                "crop=True needs the boxes of cars_annos.mat: unpack the original files"
-            )
+    if _is_tfds(source):
+        _refuse_crop(crop, "cars_annos.mat")
+        images, values, features = records.tfds_set(
+            "cars196", split="train+test", data_dir=data_dir, columns=("label",)
+        )
+        ids, titles = np.array(values["label"]) + 1, features["label"].names
+    elif root is not None and (class_folders := _class_folders(root)):
+        _refuse_crop(crop, "cars_annos.mat")
         paths = [image_folders.image_paths(class_folder) for class_folder in class_folders]
-        titles: Sequence[str] = [class_folder.name for class_folder in class_folders]
+        titles = [class_folder.name for class_folder in class_folders]
         images = [path for class_paths in paths for path in class_paths]
         ids = np.repeat(np.arange(len(paths)) + 1, [len(class_paths) for class_paths in paths])
     else:
@@ -159,6 +183,14 @@ def cars196(*, root: _Path = None, crop: bool = False) -> Splits:
         boxes = _within_images(boxes, images) if crop else None
     names = [f"{i:03d} {titles[i - 1]}" for i in ids.tolist()]
     return _checked("cars196", _by_class_id(images, ids, names, boxes=boxes, train_classes=98))
+
+
+def _refuse_crop(crop: bool, annotations: str) -> None:
+    if crop:
+        raise ValueError(
+            f"crop=True reads the boxes of {annotations}: set root= to the original files, without "
+            "source="
+        )
 
 
 def _within_images(boxes: np.ndarray, images: Sequence[str]) -> np.ndarray:
@@ -195,18 +227,32 @@ def _cars_annotations(
     return images, ids, titles, np.concatenate([first, last], axis=1)
 
 
-def sop(*, root: _Path = None, half: bool = False) -> Splits:
+def sop(
+    *, root: _Path = None, source: str = "files", data_dir: str | None = None, half: bool = False
+) -> Splits:
     """Reads Stanford Online Products (Song et al., 2016). `superlabels` are the 12 categories.
 
     `half=True` takes the first half of all 22,634 classes for training, as Musgrave et al. (2020)
     do. The official split has one class more for training.
     """
-    home, splits = _home("sop", root), []
+    splits = []
+    images: Records
     for name in ("train", "test"):
-        rows = _columns(home / f"Ebay_{name}.txt", 4, header=1)
-        images = [str(home / row[3]) for row in rows]
-        ids = np.array([int(row[1]) for row in rows])
-        categories = np.array([int(row[2]) for row in rows])
+        if _is_tfds(source):
+            images, values, _ = records.tfds_set(
+                "stanford_online_products",
+                split=name,
+                data_dir=data_dir,
+                columns=("class_id", "super_class_id"),
+            )
+            ids = np.array(values["class_id"]) + 1
+            categories = np.array(values["super_class_id"]) + 1
+        else:
+            home = _home("sop", root)
+            rows = _columns(home / f"Ebay_{name}.txt", 4, header=1)
+            images = [str(home / row[3]) for row in rows]
+            ids = np.array([int(row[1]) for row in rows])
+            categories = np.array([int(row[2]) for row in rows])
         labels, names = encode(ids)
         splits.append(Split(images, labels, names, superlabels=categories - 1))
     checked = _checked("sop", Splits(*splits))
@@ -270,18 +316,33 @@ def tiny_imagenet(*, root: _Path = None) -> Splits:
     return _checked("tiny_imagenet", Splits(*splits))
 
 
-def mnist(*, root: _Path = None, classes: Sequence[int] = tuple(range(10))) -> Splits:
+def mnist(
+    *,
+    root: _Path = None,
+    source: str = "files",
+    data_dir: str | None = None,
+    classes: Sequence[int] = tuple(range(10)),
+) -> Splits:
     """Reads MNIST, padded by 2 pixels to `uint8 [n 32 32 1]`. `classes` selects digits."""
     if unknown := [digit for digit in classes if digit not in range(10)]:
         raise ValueError(f"mnist: classes are digits 0..9, not {unknown[0]!r}")
-    home, splits = _home("mnist", root), []
-    for prefix in ("train", "t10k"):
-        images, labels = (
-            _idx(min(home.glob(f"{prefix}-{kind}-ubyte*")))
-            for kind in ("images?idx3", "labels?idx1")
-        )
-        if len(images) != len(labels) or images.ndim != 3 or labels.ndim != 1:
-            raise ValueError(f"mnist: {images.shape} images do not fit {labels.shape} labels")
+    splits = []
+    for name, prefix in (("train", "train"), ("test", "t10k")):
+        if _is_tfds(source):
+            encoded, values, _ = records.tfds_set(
+                "mnist", split=name, data_dir=data_dir, columns=("label",)
+            )
+            decoded = (Image.open(io.BytesIO(encoded[i])) for i in range(len(encoded)))
+            images = np.stack([np.asarray(image.convert("L")) for image in decoded])
+            labels = np.array(values["label"])
+        else:
+            home = _home("mnist", root)
+            images, labels = (
+                _idx(min(home.glob(f"{prefix}-{kind}-ubyte*")))
+                for kind in ("images?idx3", "labels?idx1")
+            )
+            if len(images) != len(labels) or images.ndim != 3 or labels.ndim != 1:
+                raise ValueError(f"mnist: {images.shape} images do not fit {labels.shape} labels")
         padded = np.pad(images, ((0, 0), (2, 2), (2, 2)))[..., None]
         all_digits = Split(padded, labels, tuple(str(digit) for digit in range(10)))
         splits.append(subset(all_digits, np.isin(labels, classes)))
@@ -303,8 +364,14 @@ def glyphs() -> Splits:
     return _checked("glyphs", Splits(*splits))
 
 
+def _is_tfds(source: str) -> bool:
+    if source not in ("files", "tfds"):
+        raise ValueError(f"source must be 'files' or 'tfds', not {source!r}")
+    return source == "tfds"
+
+
 def _by_class_id(
-    images: Sequence[str],
+    images: Records,
     ids: np.ndarray,
     names: Sequence[str],
     *,

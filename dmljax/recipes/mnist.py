@@ -49,7 +49,8 @@ def mnist(
     `repeat_frames` and `repeat_last`: tenths of a second for which the movie shows a frame, and the
     last one. The post's movies repeat frames of a tenth of a second twice, and the last 30 times.
 
-    The four idx files of MNIST are in the folder `root`.
+    The four idx files of MNIST are in the folder `root`; `--config.dataset.source=tfds` reads those
+    of TFDS.
     """
     check_choice("loss", loss, _LOSSES)
     problems = {

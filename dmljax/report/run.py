@@ -27,7 +27,7 @@ _FROZEN = {"frozen": "frozen", "frozen_val": "val, frozen"}
 _DIAGNOSTICS: tuple[str, ...] = ("step", "loss", "gradient_norm", "positive_distance")
 _DIAGNOSTICS += ("negative_distance", "active_positives", "active_negatives", "active_triplets")
 # Fields of the config that name files of one machine.
-_PATHS = ("root", "path", "weights")
+_PATHS = ("root", "path", "weights", "data_dir")
 
 
 @dataclasses.dataclass(frozen=True)

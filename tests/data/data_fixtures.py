@@ -148,6 +148,25 @@ def write_table(path, rows):
     return path
 
 
+def tfds(name, data_dir, train, test, features):
+    """Writes a TFDS data set with images and labels from `features(split, i)`."""
+    import tensorflow_datasets
+
+    tensorflow_datasets.disable_progress_bar()
+    builder = tensorflow_datasets.builder(name, data_dir=data_dir, file_format="array_record")
+
+    def generate(split, count):
+        for i in range(count):
+            yield f"{split}_{i}", features(split, i)
+
+    builder._split_generators = lambda manager: {
+        "train": generate("train", train),
+        "test": generate("test", test),
+    }
+    builder.download_and_prepare()
+    return data_dir
+
+
 def png(seed, mode="RGB", width=28, height=28):
     out = io.BytesIO()
     picture(seed, width, height).convert(mode).save(out, "PNG")

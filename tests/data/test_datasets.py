@@ -1,6 +1,10 @@
 """Each data set is read from its original layout, and wrong input gets one clear line."""
 
 import gzip
+import io
+import json
+import pickle
+import sys
 
 import data_fixtures as make
 import numpy as np
@@ -8,7 +12,7 @@ import pytest
 from absl import logging
 
 from dmljax.config import registry
-from dmljax.data import datasets, decode
+from dmljax.data import datasets, decode, splits
 from dmljax.data.records import Reader
 
 
@@ -71,9 +75,11 @@ def test_published_boxes_crop_the_images(tmp_path):
 
 
 def test_boxes_that_are_not_there_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"crop=True needs the boxes of cars_annos\.mat"):
+    with pytest.raises(ValueError, match=r"crop=True reads the boxes of cars_annos\.mat"):
         root = make.class_folders(tmp_path / "images", dict.fromkeys("abcd", 2))
         datasets.cars196(root=root, crop=True)
+    with pytest.raises(ValueError, match=r"of bounding_boxes\.txt: set root= to the original"):
+        datasets.cub200(source="tfds", crop=True)
     make.cub(tmp_path / "cub")
     (tmp_path / "cub" / "CUB_200_2011" / "bounding_boxes.txt").write_text("1 1 1 4 4\n")
     with pytest.raises(ValueError, match=r"bounding_boxes\.txt do not list the same images"):
@@ -95,11 +101,15 @@ def test_sop_divided_at_half_of_all_classes(tmp_path):
     assert dataset.train.names == (*official.train.names, official.test.names[0])
 
     def content(splits):
-        return [
-            (s.records[i], s.names[s.labels[i]], int(s.superlabels[i]))
-            for s in splits
-            for i in range(len(s))
-        ]
+        columns = zip(
+            *[
+                (s.records[i], s.names[s.labels[i]], int(s.superlabels[i]))
+                for s in splits
+                for i in range(len(s))
+            ],
+            strict=True,
+        )
+        return list(columns)
 
     assert content(dataset) == content(official)
 
@@ -161,6 +171,94 @@ def test_a_damaged_mnist_file_is_named(tmp_path, damage, match):
         datasets.mnist(root=tmp_path)
 
 
+def _cars(split, i):
+    import tensorflow_datasets as tfds
+
+    offset = 0 if split == "train" else 3  # both splits of TFDS have images of every class
+    return {
+        "image": io.BytesIO(make.jpeg(i + 1000 * offset)),
+        "label": (i * 49 + offset) % 196,
+        "bbox": tfds.features.BBox(0.0, 0.0, 1.0, 1.0),
+        "id": f"{i:05d}",
+    }
+
+
+def _cub(split, i):
+    import tensorflow_datasets as tfds
+
+    label = (i * 50 + (split == "test")) % 200
+    return {
+        "image": io.BytesIO(make.jpeg(i)),
+        "image/filename": f"{i}.jpg",
+        "label": label,
+        "label_name": f"Bird_{label + 1}",
+        "bbox": tfds.features.BBox(0.0, 0.0, 1.0, 1.0),
+        "segmentation_mask": make.png(i, "L", 40, 30),
+    }
+
+
+def _sop(split, i):
+    c = i // 2 + (0 if split == "train" else 11_318)
+    return {
+        "image": io.BytesIO(make.jpeg(i)),
+        "class_id": c,
+        "super_class_id": i % 12,
+        "super_class_id/num": i % 12,
+    }
+
+
+def test_tfds_cars_joins_both_splits_and_divides_by_class(tmp_path):
+    make.tfds("cars196", tmp_path, 12, 8, _cars)
+    dataset = datasets.cars196(source="tfds", data_dir=str(tmp_path))
+    assert (
+        len(dataset.train) + len(dataset.test) == 20 and _disjoint(dataset) and _all_read(dataset)
+    )
+    assert all(int(name[:3]) <= 98 for name in dataset.train.names)
+    assert all(int(name[:3]) > 98 for name in dataset.test.names)
+    unpickled = pickle.loads(pickle.dumps(dataset.train))
+    assert unpickled.records[1] == dataset.train.records[1]
+    assert "tfds cars196" in splits.record_name(dataset.test.records, 0)
+
+
+def test_tfds_cub_sop_and_mnist_have_the_splits_of_the_files(tmp_path):
+    make.tfds("caltech_birds2011", tmp_path, 12, 8, _cub)
+    dataset = datasets.cub200(source="tfds", data_dir=str(tmp_path))
+    assert (
+        len(dataset.train) + len(dataset.test) == 20 and _disjoint(dataset) and _all_read(dataset)
+    )
+    assert dataset.train.names[0] == "001.Bird_1" and dataset.test.names[-1] == "152.Bird_152"
+    make.tfds("stanford_online_products", tmp_path, 6, 4, _sop)
+    dataset = datasets.sop(source="tfds", data_dir=str(tmp_path))
+    assert _sizes(dataset) == (3, 6, 2, 4) and _disjoint(dataset) and _all_read(dataset)
+    assert dataset.test.names == ("11319", "11320")
+    images = {}
+
+    def digit(split, i):
+        images[split, i] = make.png(i, "L").getvalue()
+        return {"image": io.BytesIO(images[split, i]), "label": i % 10}
+
+    make.tfds("mnist", tmp_path, 20, 10, digit)
+    dataset = datasets.mnist(source="tfds", data_dir=str(tmp_path))
+    assert dataset.train.records.shape == (20, 32, 32, 1)
+    expected = {
+        decode.decode(data)[:, :, 0].tobytes() for (s, _), data in images.items() if s == "train"
+    }
+    assert {r[2:30, 2:30, 0].tobytes() for r in dataset.train.records} == expected
+
+
+def test_without_tfds_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    with pytest.raises(FileNotFoundError, match=r"pip install 'dmljax\[tfds\]'"):
+        datasets.cars196(source="tfds")
+
+
+def test_missing_tfds_data_names_the_command(tmp_path):
+    with pytest.raises(FileNotFoundError, match="tfds build cars196 --file_format=array_record"):
+        datasets.cars196(source="tfds", data_dir=str(tmp_path))
+    with pytest.raises(ValueError, match="'files' or 'tfds', not 'web'"):
+        datasets.cars196(source="web")
+
+
 @pytest.mark.parametrize("name", ["cub200", "cars196", "sop", "inshop", "tiny_imagenet", "mnist"])
 def test_a_missing_data_set_says_what_where_and_how(tmp_path, name):
     function = registry.resolve("dataset", name)
@@ -198,3 +296,17 @@ def test_a_warning_reports_unexpected_counts(tmp_path, caplog):
 def test_every_public_data_set_is_found_by_its_name():
     for name in datasets.__all__:
         assert callable(registry.resolve("dataset", name))
+
+
+@pytest.mark.parametrize("key", ["pythonClassName", "type"])
+def test_features_of_tfds_cannot_name_a_foreign_module(key, tmp_path, monkeypatch):
+    folder = tmp_path / "cars196" / "2.1.0"
+    folder.mkdir(parents=True)
+    (tmp_path / "hostile.py").write_text("open('imported', 'w')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    features = {"featuresDict": {"features": {"image": {key: "hostile.Image"}}}}
+    (folder / "features.json").write_text(json.dumps(features).replace("hostile", "\\u0068ostile"))
+    with pytest.raises(ValueError, match=r"features.json names the class 'hostile.Image'"):
+        datasets.cars196(source="tfds", data_dir=str(tmp_path))
+    assert not (tmp_path / "imported").exists()
