@@ -40,7 +40,7 @@ class Flags:
     dry_run: bool = flag(False, "print the runs without running")
     retry: bool = flag(False, "run failed runs again")
     no_wait: bool = flag(False, "exit without waiting for runs of other processes")
-    out: str | None = flag(None, "with table: file to write, .md, .csv or .html")
+    out: str | None = flag(None, "with table: file to write, .md, .tex, .csv or .html")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,7 +98,7 @@ def _run(executor: Executor, arguments: argparse.Namespace) -> int:
     for format_ in printing.FORMATS:
         _write(table, executor.folder.path / f"table.{format_}")
     print(f"\n{printing.as_markdown(table)}")
-    print(f"table: {executor.folder.path}/table.html, .md and .csv")
+    print(f"table: {executor.folder.path}/table.html, .md, .tex and .csv")
     return 1 if failed else 0
 
 
@@ -122,6 +122,7 @@ def _write(table, path: pathlib.Path) -> None:
 
     functions = {
         "md": printing.as_markdown,
+        "tex": printing.as_latex,
         "csv": printing.as_csv,
         "html": page.as_html,
     }

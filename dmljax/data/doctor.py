@@ -2,6 +2,7 @@
 
 import collections
 import concurrent.futures
+import decimal
 import functools
 import hashlib
 import os
@@ -42,6 +43,7 @@ def examine(splits: Splits, *, dataset: str = "", threads: int | None = None) ->
         yield _count(name, split, dataset)
     if len(splits.test) and (reason := splits.test.missing_positives()):
         yield Finding("WRONG", f"there is nothing to score in the test split: {reason}")
+    yield from _names(splits)
     shared = sorted(set(splits.train.names) & set(splits.test.names))
     text = f"{len(shared)} classes are in train and test"
     if dataset in _SHARED_CLASSES:
@@ -82,6 +84,30 @@ def _count(name: str, split: Split, dataset: str) -> Finding:
     if (len(split.names), len(split)) == (classes, images):
         return Finding("ok", text)
     return Finding("WRONG", f"{text}; published are {images:,} images of {classes:,} classes")
+
+
+def _names(splits: Splits) -> Iterator[Finding]:
+    alike = collections.defaultdict(list)
+    for name in sorted({*splits.train.names, *splits.test.names}):
+        alike[_plain(name)].append(name)
+    if similar := [" = ".join(map(repr, names)) for names in alike.values() if len(names) > 1]:
+        text = f"names of classes that differ only in case, blanks or zeros: {_examples(similar)}"
+        yield Finding("note", f"{text}. If they mean one class, give its images one label")
+    for name, split in splits._asdict().items():
+        numbers = [x for x in map(_plain, split.names) if isinstance(x, decimal.Decimal)]
+        if len(numbers) == len(split.names) and numbers != sorted(numbers):
+            text = f"{name}: classes are numbers in the order of text: {_examples(split.names)}"
+            yield Finding("note", f"{text}. Labels without '.0' have the order of numbers")
+
+
+def _plain(name: str) -> str | decimal.Decimal:
+    """Returns the name without case and blanks, or its value if it is a number."""
+    text = " ".join(name.casefold().split())
+    try:
+        number = decimal.Decimal(text)
+    except decimal.InvalidOperation:
+        return text
+    return number if number.is_finite() else text
 
 
 def _classes(name: str, split: Split) -> Iterator[Finding]:

@@ -58,34 +58,27 @@ class Executor:
         self._signal = 0
 
     def plan(self, only: Collection[str] = ()) -> list[PlannedRun]:
-        """Checks every row, and plans the runs of the rows `only` and of the rows they need.
-
-        Raises for two rows with the same run.
-        """
+        """Checks every row, and plans the runs of the rows `only` and of the rows they need."""
         if not self._is_checked:
             plan.check_rows(self.study)
             self._is_checked = True
         names = {row.name for row in self.study.rows}
         check_known("--only: no row is named", only, names)
         needed = self.study.needed(set(only or names))
-        runs = self._planner.runs_of(row for row in self.study.rows if row.name in needed)
-        row_of: dict[str, str] = {}
-        for run in runs:
-            if (other := row_of.setdefault(run.digest, run.row)) != run.row:
-                raise ValueError(
-                    f"the rows {other!r} and {run.row!r} have the same config: remove one of them, "
-                    "or change it"
-                )
-        return runs
+        return self._planner.runs_of(row for row in self.study.rows if row.name in needed)
 
     def outcome(self, run: PlannedRun) -> Outcome:
         """Returns the outcome of a run, which may be running now."""
         return outcomes.outcome(self.folder.runs / run.digest)
 
     def table(self) -> Table:
-        """Returns the table of the runs that are finished now."""
+        """Returns the table of the runs that are finished now.
+
+        Raises for a study file that contradicts the runs in its folder.
+        """
+        self.folder.check(self.study)
         runs = []
-        for run in self.folder.planned(self.study):
+        for run in self.folder.planned():
             files = RunFolder(self.folder.runs / run.digest)
             config = reading.config_of_run(files.path) if files.config.exists() else None
             runs.append(table.Run(run, self.outcome(run), config))
@@ -98,6 +91,9 @@ class Executor:
         again. Raises `Stopped` at a signal.
         """
         waiting_for = 0
+        self.folder.record(self.study, self.plan(only))
+        for path in (self.folder.path, self.folder.runs):
+            outcomes.check_locks(path)
         with self._handling_signals():
             while True:
                 runs = self.plan(only)

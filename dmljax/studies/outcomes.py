@@ -3,6 +3,9 @@
 import contextlib
 import os
 import pathlib
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
@@ -10,7 +13,7 @@ from dmljax.files import locks, reading
 from dmljax.files import result as results
 from dmljax.files.result import Result
 from dmljax.files.run_folder import RunFolder
-from dmljax.files.writing import sync, write_json
+from dmljax.files.writing import make_folder, sync, write_json
 
 
 class Outcome(NamedTuple):
@@ -91,6 +94,28 @@ def locked(folder: pathlib.Path, *, shared: bool = False) -> Iterator[IO[str] | 
     else:
         with file:
             yield file
+
+
+def check_locks(folder: pathlib.Path) -> None:
+    """Raises unless the file system of a folder keeps a second process from a locked file."""
+    make_folder(folder)
+    code = (
+        "import pathlib, sys; from dmljax.files import locks; locks.lock(pathlib.Path(sys.argv[1]))"
+    )
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".lock-") as file:
+        try:
+            with locks.lock(pathlib.Path(file.name)):
+                words = [sys.executable, "-c", code, file.name]
+                second = subprocess.run(words, capture_output=True, text=True)
+                is_locked = "Taken" in second.stderr
+        except OSError:  # such as "No locks available"
+            is_locked = False
+    if not is_locked:
+        raise OSError(
+            f"the file system of {folder} has no working locks (flock), by which processes share "
+            "runs: mount it with locks (Lustre: -o flock; NFS: without nolock), or choose a folder "
+            "on another one by --workdir and --runs"
+        )
 
 
 def mark_failed(folder: pathlib.Path, message: str, *, exit_status: int) -> None:

@@ -1,19 +1,22 @@
 """The runs of a study: checks of all rows, the command of every run, the digest of its folder."""
 
 import hashlib
+import inspect
 import itertools
 import json
 import pathlib
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dmljax.config import fields, scores
 from dmljax.config import files as config_files
+from dmljax.config.registry import options_of
 from dmljax.files import reading
 from dmljax.files.result import first_best
 from dmljax.studies.outcomes import Outcome, outcome
 from dmljax.studies.study_file import Row, Study, flags
+from dmljax.train.options import Spec
 
 _DIGITS = 12  # of a digest, in the name of a folder
 # Fields that a command line may set for all runs of a study: they cannot change a result.
@@ -58,21 +61,41 @@ class PlannedRun(NamedTuple):
 def check_rows(study: Study) -> dict[str, dict[str, Any]]:
     """Returns the completed configs of all rows with runs of their own, except `best_of` rows.
 
-    Raises for what would end a run at its start, and for scores that no run would have.
+    Raises for what would end a run at its start, for scores that no run would have, and for two
+    rows with the same config.
     """
     configs: dict[str, dict[str, Any]] = {}
+    rows_by_content: dict[str, str] = {}
     for row in study.rows:
         if row.best_of:
             _check(study, _as_candidate(study, row), study.scores)
         elif row.runs_of is None:
             chosen_by = {other.by for other in study.rows if row.name in other.best_of}
-            configs[row.name] = _check(study, row, chosen_by or study.scores)
+            config = configs[row.name] = _check(study, row, chosen_by or study.scores)
+            content = json.dumps([_with_defaults(config), row.start_from, row.seeds], default=repr)
+            if (other := rows_by_content.setdefault(content, row.name)) != row.name:
+                raise ValueError(
+                    f"the rows {other!r} and {row.name!r} have the same config: remove one of "
+                    "them, or change it"
+                )
         elif row.choose:
             rule = {"select": row.choose, "patience": None}
             origin = _as_candidate(study, study.row(row.runs_of))
             overrides = {**origin.overrides, **rule}
             _check(study, origin._replace(name=row.name, overrides=overrides), ())
     return configs
+
+
+def _with_defaults(config: Mapping[str, Any]) -> list[Any]:
+    """Returns the fields that can change a result, with the defaults of all named functions."""
+    options, content = options_of(config), fields.essential(config)
+    for name in content:
+        if isinstance(spec := getattr(options, name), Spec):
+            parameters = inspect.signature(spec.partial.func).parameters.values()
+            defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+            values = defaults | {key: fields.short(value) for key, value in spec.items()}
+            content[name] = {k: getattr(values[k], "__name__", values[k]) for k in sorted(values)}
+    return sorted(content.items())
 
 
 def _as_candidate(study: Study, row: Row) -> Row:

@@ -1,4 +1,4 @@
-"""A table of a study as Markdown and CSV; `page.py` prints it as HTML.
+"""A table of a study as Markdown, LaTeX and CSV; `page.py` prints it as HTML.
 
 One or two values are printed as they are, without an interval. An unresolved difference is called
 unresolved, never "equal".
@@ -11,13 +11,14 @@ from dmljax.metrics import level_text
 from dmljax.studies.study_file import varies
 from dmljax.studies.table import Cell, Comparison, Table, TableRow
 
-FORMATS = ("md", "csv", "html")
+FORMATS = ("md", "tex", "csv", "html")
 NOT_RESOLVED, NO_TEST = "not resolved", "no spread between runs: no test"
 
 
 def caption(table: Table) -> str:
     """Explains a cell."""
-    how = f"mean ± half width of the {level_text()} Student interval over seeds"
+    unit = "folds" if table.study.test == "folds" else "seeds"
+    how = f"mean ± half width of the {level_text()} Student interval over {unit}"
     rules = sorted({rule for row in table.rows for rule in row.rules})
     chosen = {"last": "the last step counts"}
     how_chosen = "; ".join(chosen.get(rule, f"the step is chosen by {rule}") for rule in rules)
@@ -56,12 +57,14 @@ def _p(value: float) -> str:
 
 
 def _runs(row: TableRow) -> str:
-    """Counts the runs that are finished, failed or running."""
+    """Counts the runs that are finished, failed, running or collapsed."""
     text = str(row.planned) if row.is_complete else f"{row.finished} of {row.planned}"
     if row.failures:
         text += f", {len(row.failures)} failed"
     if row.running:
         text += f", {row.running} running"
+    if row.collapsed:
+        text += f", {row.collapsed} collapsed"
     return text
 
 
@@ -87,6 +90,7 @@ def grids(table: Table) -> list[tuple[str, list[list[str]]]]:
         tests = {
             "paired": "pairs of equal seeds, Student",
             "welch": "independent runs, Welch",
+            "folds": "folds, corrected t of Nadeau and Bengio",
         }
         baselines = {row.name: study.row(row.name).baseline for row in table.rows}
         compared = {name: baseline for name, baseline in baselines.items() if baseline is not None}
@@ -143,6 +147,28 @@ def as_markdown(table: Table) -> str:
         lines.append("")
     lines += [f"* {line}" for line in footer(table)]
     return "\n".join(lines) + "\n"
+
+
+_LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "†": r"$^\dagger$", "‡": r"$^\ddagger$"}
+_LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}
+_LATEX |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
+
+
+def as_latex(table: Table) -> str:
+    """Returns two tabulars with \\toprule and so on, which the package booktabs provides."""
+
+    def plain(text: str) -> str:
+        escaped = "".join(_LATEX.get(c, c) for c in text.strip("*"))
+        return rf"\textbf{{{escaped}}}" if text.startswith("**") else escaped
+
+    lines = [f"% {table.study.title}"]
+    for title, grid in grids(table):
+        head, *body = (" & ".join(map(plain, row)) + r" \\" for row in grid)
+        columns = "l" + "r" * (len(grid[0]) - 1)
+        lines += [r"\begin{table}", r"\centering", rf"\caption{{{plain(title)}}}"]
+        lines += [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body]
+        lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
+    return "\n".join([*lines, *(f"% {line}" for line in footer(table))]) + "\n"
 
 
 def as_csv(table: Table) -> str:

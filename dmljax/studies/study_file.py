@@ -13,7 +13,7 @@ from dmljax.config.files import function_of_file
 from dmljax.hints import check_known, hint
 from dmljax.recipes.arguments import parse
 
-TESTS = ("welch", "paired")
+TESTS = ("welch", "paired", "folds")
 _UNTRAINED = ("raw/", "frozen/")
 _SPLITS = ("test/", "val/", "train/", *_UNTRAINED)
 
@@ -48,7 +48,8 @@ class Study(NamedTuple):
     """A study of `rows` x `seeds` x `folds` runs. A study file sets the fields with a default.
 
     * `select` is the score that chooses the step, and `test` compares rows with their baselines.
-    * `scores` are the columns of the table.
+    * `scores` are the columns of the table; of those in `less_is_better`, lower values are better.
+    * `collapsed` has the limits of scores below which a run is counted.
     """
 
     name: str
@@ -62,6 +63,8 @@ class Study(NamedTuple):
     baseline: str | None = None
     test: str | None = None
     scores: tuple[str, ...] = ()
+    less_is_better: tuple[str, ...] = ()
+    collapsed: Mapping[str, float] = types.MappingProxyType({})
     published: Mapping[str, Mapping[str, float | str]] = types.MappingProxyType({})
     published_from: str = ""
 
@@ -147,7 +150,8 @@ def _study(content: Any, name: str, source: str, folder: pathlib.Path) -> Study:
     if fields["select"] is not None:
         fields["all"] = {"select": fields["select"], **fields["all"]}
     fields["seeds"] = _seeds("seeds", fields["seeds"])
-    fields["scores"] = _names("scores", fields["scores"])
+    for field in ("scores", "less_is_better"):
+        fields[field] = _names(field, fields[field])
     return Study(
         **{k: v for k, v in fields.items() if k in Study._fields and k not in ("rows", "title")},
         name=name,
@@ -222,6 +226,7 @@ def _problems(study: Study) -> Iterator[str]:
         yield "scores lists the columns of the table, such as ('R@1', 'MAP@R')"
     if folds is not None and not (isinstance(folds, int) and folds >= 2):
         yield f"folds must be 2 or more, or None, got {folds!r}"
+    check_known("less_is_better: no column is named", study.less_is_better, study.scores)
     check_known("published: no row is named", study.published, names)
     if study.published and not study.published_from:
         yield "published needs published_from: the source, its runs and its rule"
@@ -235,8 +240,12 @@ def _problems(study: Study) -> Iterator[str]:
     elif study.test not in TESTS:
         yield (
             f"test must be chosen before the runs, got {study.test!r}: 'welch' for 3 seeds, "
-            "'paired' from 5 seeds on"
+            "'paired' from 5 seeds on, 'folds' for scores of held-out folds"
         )
+    elif study.test == "folds" and folds is None:
+        yield "test='folds' needs folds, such as 4"
+    elif study.test == "folds" and not all(x.startswith("val/") for x in study.scores):
+        yield "test='folds' compares scores of held-out folds: name columns such as 'val/R@1'"
 
 
 def _row_problems(row: Row, study: Study) -> Iterator[str]:

@@ -20,7 +20,7 @@ from dmljax.studies.study_file import Row, Study, score_key, varies
 
 
 class Cell(NamedTuple):
-    """One score of one row: a value for every seed that is finished, in order."""
+    """One score of one row: a value for every seed (or fold) that is finished, in order."""
 
     values: Mapping[tuple[int, int | None], float]  # by seed and fold
     estimate: Estimate | None
@@ -73,6 +73,7 @@ class TableRow(NamedTuple):
     test_chosen: bool
     candidates: int
     rules: tuple[str, ...]
+    collapsed: int
     published: Mapping[str, float | str]
     comparisons: Mapping[str, Comparison]
 
@@ -140,7 +141,7 @@ def chosen_scores(
     if not scored:
         names = sorted({name for e in evaluations for name in e.scores})
         raise ValueError(f"choose={rule!r}: no evaluation has this score; they have {names}")
-    sign = -1 if less_is_better(rule) else 1
+    sign = -1 if key.rpartition("/")[2] in metrics.LESS_IS_BETTER else 1
     best = first_best({e.step: sign * value for value, e in scored})
     scores = next(e.scores for e in evaluations if e.step == best)
     return scores, has_read_test or key.startswith("test/"), len(scored)
@@ -163,7 +164,7 @@ def _row(study: Study, row: Row, by_row: Mapping[str, list[Run]]) -> TableRow:
     for score in study.scores:
         numbers = {unit: scores.get(score_key(score)) for unit, (scores, _, _) in picked.items()}
         values = {unit: 100 * value for unit, value in numbers.items() if value is not None}
-        if folds > 1:
+        if folds > 1 and study.test != "folds":
             values = _means_over_folds(values, folds)
         values = dict(sorted(values.items()))
         estimate = metrics.student_interval(list(values.values())) if values else None
@@ -182,6 +183,11 @@ def _row(study: Study, row: Row, by_row: Mapping[str, list[Run]]) -> TableRow:
         rules=(row.choose,)
         if row.choose
         else tuple(sorted({result.chosen.rule for _, result in finished if result.chosen})),
+        collapsed=sum(
+            (scores.get(score_key(score)) or 0) < limit
+            for score, limit in study.collapsed.items()
+            for scores, _, _ in picked.values()
+        ),
         published=study.published.get(row.name, {}),
         comparisons={},
     )
@@ -213,16 +219,17 @@ def _compared(study: Study, rows: list[TableRow]) -> list[TableRow]:
     return rows
 
 
-def less_is_better(score: str) -> bool:
+def less_is_better(study: Study, score: str) -> bool:
     """Returns whether a lower value of a column is the better one."""
-    return score_key(score).rpartition("/")[2] in metrics.LESS_IS_BETTER
+    name = score_key(score).rpartition("/")[2]
+    return score in study.less_is_better or name in metrics.LESS_IS_BETTER
 
 
 def _difference(study: Study, score: str, cell: Cell, other: Cell) -> Comparison | None:
     """Computes the difference by the test of the study; its p-value is not adjusted."""
     shared = [unit for unit in cell.values if unit in other.values]
     a, b = [cell.values[u] for u in shared], [other.values[u] for u in shared]
-    less = less_is_better(score)
+    less = less_is_better(study, score)
     wins = sum((x < y) if less else (x > y) for x, y in zip(a, b, strict=True))
     if study.test == "welch":
         if cell.n < 2 or other.n < 2:
@@ -232,6 +239,8 @@ def _difference(study: Study, score: str, cell: Cell, other: Cell) -> Comparison
         )
     elif len(shared) < 2:
         return None
+    elif study.test == "folds":
+        difference = metrics.fold_difference(a, b, test_per_train=1 / ((study.folds or 2) - 1))
     else:
         difference = metrics.paired_difference(a, b)
     return Comparison(difference, difference.p, wins, len(shared), less)
@@ -241,7 +250,7 @@ def visible(table_rows: Sequence[TableRow], study: Study, score: str) -> str | N
     """Returns a sentence about the smallest difference in a score that the study can see."""
     compared = [row.comparisons[score] for row in table_rows if score in row.comparisons]
     compared = [comparison for comparison in compared if comparison.is_tested]
-    if not compared:
+    if not compared or study.test == "folds":
         return None
     n = min(c.difference.n for c in compared)
     deviation = math.sqrt(np.mean([c.difference.deviation**2 for c in compared]))
@@ -265,7 +274,7 @@ def _number(value: float) -> str:
 def _notes(study: Study, rows: Sequence[TableRow]) -> Iterable[str]:
     if study.test is not None:
         yield from filter(None, (visible(rows, study, score) for score in study.scores))
-    if study.folds and max(c.n for r in rows for c in r.cells.values()):
+    if study.folds and study.test != "folds" and max(c.n for r in rows for c in r.cells.values()):
         yield (
             "Intervals are over repetitions with other seeds; they hold for these folds and these "
             "classes."

@@ -80,6 +80,25 @@ def test_sets_that_a_run_refuses_are_wrong():
         assert text.startswith("there is nothing to score in the test split: ") and reason in text
 
 
+def test_names_that_look_alike_are_noted():
+    labels, names = splits.encode(["1", "01", "1.0", "2", "Pear", "pear", "plum", "NaN"] * 2)
+    images = np.arange(len(labels), dtype=np.uint8)[:, None, None, None]
+    text = _texts(splits.divide(splits.Split(images, labels, names), train=0.5))
+    assert "note names of classes that differ only in case, blanks or zeros: " in text
+    assert "'01' = '1' = '1.0'; 'Pear' = 'pear'. If they mean one class" in text
+    assert "differ only" not in _texts(datasets.glyphs(), "glyphs")
+
+
+def test_numbers_in_the_order_of_text_are_noted():
+    images = np.arange(40, dtype=np.uint8)[:, None, None, None]
+    for form, is_noted in (("{}.0", True), ("{}", False), ("{:02d}.0", False), ("c{}", False)):
+        labels, names = splits.encode([form.format(i // 2) for i in range(40)])
+        text = _texts(splits.divide(splits.Split(images, labels, names), train=0.5))
+        assert (
+            "note test: classes are numbers in the order of text: 18.0; 19.0; 2.0" in text
+        ) == is_noted
+
+
 def test_some_data_sets_share_classes_by_design(tmp_path):
     dataset = datasets.tiny_imagenet(root=make.tiny_imagenet(tmp_path))
     wrong = _wrong(dataset, "tiny_imagenet")

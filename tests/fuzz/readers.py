@@ -169,7 +169,7 @@ def _read_study(path):
 
     folder = StudyFolder(path)
     study = Study("small", "small.py", "ab", (Row("plain", "tiny.py", {}),))
-    folder.record(study, folder.planned(study))
+    folder.record(study, folder.planned())
 
 
 def _adapters(folder):

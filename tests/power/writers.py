@@ -233,7 +233,7 @@ class Studies:
 
         folder = StudyFolder(root / "studies" / "small")
         try:
-            runs = len(folder.planned(self.study()))
+            runs = len(folder.planned())
         except FileNotFoundError:
             runs = 0
         run = root / "by_digest" / "digest0"

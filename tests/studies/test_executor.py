@@ -16,6 +16,7 @@ from study_files import environment, finished, index, run_folder, study, write_s
 from system import tiny
 
 from dmljax import main
+from dmljax.files import locks
 from dmljax.files import result as results
 from dmljax.runs import training
 from dmljax.studies import ensembles, outcomes, points, study_file
@@ -363,3 +364,12 @@ def test_a_full_disk_is_one_line_and_nothing_is_marked(tmp_path):
     assert "free space on its disk and repeat the command" in done.stderr
     assert outcomes.outcome(run_folder(tmp_path, "plain")).state == "waiting"
     _ended(study("run", "small.py", folder=tmp_path), 0)
+
+
+def test_a_file_system_without_locks_is_one_line(tmp_path, monkeypatch):
+    outcomes.check_locks(tmp_path / "new")
+    assert not list((tmp_path / "new").iterdir())
+    # As a mount without locks between processes: the second process takes the lock, too.
+    monkeypatch.setattr(locks.fcntl, "flock", lambda *_: None)
+    with pytest.raises(OSError, match=r"has no working locks \(flock\).*--workdir and --runs"):
+        outcomes.check_locks(tmp_path)

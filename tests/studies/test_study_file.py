@@ -9,8 +9,7 @@ from study_files import write_study
 from dmljax import main
 from dmljax.config import fields as config_fields
 from dmljax.config import files as config_files
-from dmljax.studies import plan, points, study_file
-from dmljax.studies.executor import Executor
+from dmljax.studies import outcomes, plan, points, study_file
 from dmljax.studies.folder import StudyFolder
 
 
@@ -33,6 +32,11 @@ PROXIES = {"method": "proxies", "loss": "proxy_anchor"}
     [
         ({"sees": 3}, "the study has no field 'sees': did you mean 'seeds'"),
         ({"rows": {}}, "rows must be a dict of at least one row"),
+        ({"rows": {"a": {}, "b": {}}}, "the rows 'a' and 'b' have the same config"),
+        (
+            {"rows": {"a": {}, "b": {"loss.reduce_fn": "mean_of_active"}}},
+            "'a' and 'b' have the same config",
+        ),
         (
             {"rows": {"a": {}, "b": {"runs_of": "a", "join": 2}}, "seeds": 2},
             "row 'b': join=2 needs 4 seeds of 'a', got 2",
@@ -55,6 +59,8 @@ PROXIES = {"method": "proxies", "loss": "proxy_anchor"}
         ({"rows": {"a": {"baseline": "b"}}}, "row 'a': baseline names no other row 'b'"),
         ({"rows": {"a": {"baseline": ""}}}, "row 'a': baseline names no other row ''"),
         ({"rows": {"a": {}, "b": {"baseline": "a"}}}, "test must be chosen before the runs"),
+        ({"less_is_better": ["R@2"]}, "less_is_better: no column is named 'R@2'"),
+        ({"baseline": "plain", "test": "folds"}, "test='folds' needs folds"),
         ({"seeds": [1, 1]}, "seeds must be distinct integers"),
         ({"scores": ()}, "scores lists the columns"),
         ({"scores": "R@1"}, "scores must be a list of names, got 'R@1'"),
@@ -108,10 +114,18 @@ def test_scores_of_held_out_classes_are_there_with_validation_or_folds(checked):
         assert checked(rows=rows, **fields, **held_out)[1].keys() == {"a", "b", "d"}
 
 
-def test_two_rows_with_the_same_run_are_refused(tmp_path):
-    study = study_file.read(str(write_study(tmp_path, rows={"a": {}, "b": {}})))
-    with pytest.raises(ValueError, match="the rows 'a' and 'b' have the same config: remove one"):
-        Executor(study, StudyFolder(tmp_path / "study")).plan()
+def test_rows_are_compared_with_the_values_of_their_recipe_and_their_functions(tmp_path):
+    """One sample is what the report's mode of DVML draws anyway; 20 samples are another row."""
+    path = tmp_path / "samples.py"
+    row = {"argument": "experiment=1"}
+    for samples in (20, 1):
+        rows = {"experiment 1": row, "samples": row | {"method.samples": samples}}
+        content = {"base": "dvml", "argument": "mode=report", "rows": rows, "scores": ["R@1"]}
+        path.write_text(f"def get_study():\n    return {content!r}\n")
+        if samples == 20:
+            assert len(plan.check_rows(study_file.read(str(path)))) == 2
+    with pytest.raises(ValueError, match="'experiment 1' and 'samples' have the same config"):
+        plan.check_rows(study_file.read(str(path)))
 
 
 def test_a_row_is_what_the_command_line_does(tmp_path):
@@ -159,32 +173,89 @@ def test_flags_that_change_rows_are_refused(tmp_path):
     assert {words[0], words[2]} <= set(command) and words[1] not in command
 
 
-def _recorded(folder, runs_folder=None, **fields):
-    """The digests in the index of a study, by row and seed, after its runs were planned."""
+def _recorded(folder, runs_folder, **fields):
     study = study_file.read(str(write_study(folder, **fields)))
     opened = StudyFolder(folder / "of_study", runs_folder)
+    plan.check_rows(study)
     opened.record(study, plan.Planner(study, opened.runs).runs_of(study.rows))
-    return {(run.row, run.seed): run.digest for run in opened.planned(study)}
+    return {(run.row, run.seed): run.digest for run in opened.planned()}
 
 
-def test_rows_may_be_added_and_changed(tmp_path):
-    rows = {"a": {}, "b": {"method.dim": 8}}
-    first = _recorded(tmp_path, tmp_path / "runs", rows=rows)
-    more = _recorded(tmp_path, rows=rows | {"c": {"steps": 9}}, seeds=2)
-    assert first.items() < more.items() and len(more) == 6
-    # The index knows nothing of a changed row until its runs are planned again.
-    changed = rows | {"b": {"method.dim": 9}}
-    study = study_file.read(str(write_study(tmp_path, rows=changed, seeds=2)))
-    opened = StudyFolder(tmp_path / "of_study")
-    assert {run.row for run in opened.planned(study)} == {"a"}
-    again = _recorded(tmp_path, rows=changed)
-    assert again["a", 0] == first["a", 0] and again["b", 0] != first["b", 0] and len(again) == 2
-    movable = rows | {"b": {"method.dim": 8, "notes": "x", "runtime.cache": True}}
-    assert _recorded(tmp_path, rows=movable) == first
-    with pytest.raises(ValueError, match=r"holds the study 'small' .* not 'other': choose another"):
-        _recorded(tmp_path, rows=rows, name="other")
+def test_rows_may_be_added_and_not_changed(tmp_path):
+    runs = tmp_path / "runs"
+    base = {"rows": {"a": {}, "b": {"method.dim": 8}}, "baseline": "a", "test": "paired"}
+    first = _recorded(tmp_path, runs, **base)
+    # Nothing has run: everything may change.
+    assert ("c", 0) in _recorded(tmp_path, runs, **base | {"rows": {"a": {}, "c": {"steps": 9}}})
+    assert _recorded(tmp_path, runs, **base) == first
+    (runs / first["a", 0]).mkdir(parents=True)
+    more = base["rows"] | {"c": {"steps": 9}}
+    added = _recorded(tmp_path, runs, **base | {"rows": more, "seeds": 2})
+    assert first.items() < added.items() and len(added) == 6
+    # A row may change until one of its runs exists.
+    other = base | {"rows": {"a": {}, "d": {"steps": 7}}, "seeds": 2}
+    assert ("d", 0) in _recorded(tmp_path, runs, **other)
+    assert _recorded(tmp_path, runs, **base | {"rows": more, "seeds": 2}) == added
+    for row in "bc":
+        (runs / added[row, 0]).mkdir()
+    base |= {"rows": more, "seeds": 2}
+    for fields, message in (
+        ({"rows": more | {"b": {"method.dim": 9}}}, "row 'b': method.dim was 8 and is 9.*new name"),
+        ({"rows": {"a": {}, "b": {"method.dim": 8}}}, "row 'c': it is gone"),
+        ({"seeds": 1}, "row 'a': seed 1 is gone"),
+        ({"test": "welch"}, "row 'a': test was 'paired' and is 'welch'"),
+        ({"baseline": "b"}, "row 'a': baseline was None and is 'b'"),
+        (
+            {"rows": more | {"c": {"steps": 9, "baseline": "b"}}},
+            "row 'c': baseline was 'a' and is 'b'",
+        ),
+        ({"name": "other"}, "holds the study 'small' .* not 'other': choose another --workdir"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            _recorded(tmp_path, runs, **base | fields)
+        path = write_study(tmp_path, **base | fields)
+        with pytest.raises(ValueError, match=message):
+            main.main(["study", "table", str(path), f"--workdir={tmp_path / 'of_study'}"])
+    assert _recorded(tmp_path, runs, **base) == added
+    index = tmp_path / "of_study" / "index.json"
+    text = index.read_text()
+    index.write_text(text.replace(added["b", 1], "0" * len(added["b", 1])))
+    with pytest.raises(ValueError, match="row 'b': its config, data or weights have changed"):
+        _recorded(tmp_path, runs, **base)
     with pytest.raises(ValueError, match=r"has its runs in .*leave out --runs"):
-        _recorded(tmp_path, tmp_path / "elsewhere", rows=rows)
+        _recorded(tmp_path, tmp_path / "elsewhere", **base)
+
+
+def test_rows_whose_runs_have_all_failed_may_change(tmp_path):
+    runs, index = tmp_path / "runs", tmp_path / "of_study" / "index.json"
+    rows = {"a": {}, "b": {"method.dim": 8}}
+    base = {"rows": rows, "baseline": "a", "test": "paired", "seeds": 2}
+    first = _recorded(tmp_path, runs, **base)
+    before = index.read_text()
+
+    def changed(**fields):
+        index.write_text(before)
+        return _recorded(tmp_path, runs, **base | fields)
+
+    corrected = rows | {"b": {"method.dim": 9}}
+    for run in (("a", 0), ("b", 0)):
+        (runs / first[run]).mkdir(parents=True)
+        outcomes.mark_failed(runs / first[run], "out of memory", exit_status=1)
+    # Nothing else has run: everything may change.
+    assert changed(rows=corrected, test="welch")["a", 0] == first["a", 0]
+    outcomes.forget_failure(runs / first["a", 0])
+    digests_now = changed(rows=corrected)
+    assert digests_now["a", 0] == first["a", 0] and digests_now["b", 0] != first["b", 0]
+    assert ("b", 0) not in changed(rows={"a": {}})
+    with pytest.raises(ValueError, match=r"row 'a': method.dim was None and is 5"):
+        changed(rows=rows | {"a": {"method.dim": 5}})
+    with pytest.raises(ValueError, match="test was 'paired' and is 'welch'"):
+        changed(test="welch")
+    (runs / first["b", 1]).mkdir()  # it may yet have a result
+    with pytest.raises(ValueError, match=r"row 'b': method.dim was 8 and is 9"):
+        changed(rows=corrected)
+    outcomes.mark_failed(runs / first["b", 1], "out of memory", exit_status=1)
+    assert changed(rows=corrected)["b", 1] != first["b", 1]
 
 
 def test_moved_data_is_the_same_run(tmp_path):

@@ -133,14 +133,20 @@ def test_every_row_has_a_baseline_of_its_own(tmp_path):
     assert not content.rows[2].comparisons and "Differences to a (" in printing.as_markdown(content)
 
 
-def test_less_is_better_for_scores_of_the_library(tmp_path):
+@pytest.mark.parametrize("score", ["class_deviation", "test/spread"])
+def test_less_is_better_where_it_is_declared(tmp_path, score):
+    """By the library for its own score, by the study for another one."""
+    declared = {"less_is_better": [score]} if score == "test/spread" else {}
     content = _table(
-        tmp_path, {"a": B, "b": A, "c": C}, name_of_score="class_deviation", **COMPARED
+        tmp_path, {"a": B, "b": A, "c": C}, name_of_score=score, **COMPARED, **declared
     )
     scores, differences = printing.as_markdown(content).split("Differences to a")
     assert _cells(scores, "b")[1].startswith("**70.2 ±")
     assert _cells(differences, "b")[1].startswith("**-1.4 [")
     assert "wins 5 of 5" in _cells(differences, "b")[1]
+    if declared:
+        plain = _table(tmp_path, {"a": B, "b": A}, name_of_score=score, **COMPARED)
+        assert "**70.2" not in printing.as_markdown(plain)
 
 
 def test_a_rule_takes_the_least_of_a_score_of_which_less_is_better():
@@ -150,8 +156,13 @@ def test_a_rule_takes_the_least_of_a_score_of_which_less_is_better():
     assert scores["test/class_deviation"] == 0.4
 
 
-def test_with_folds_the_unit_is_the_mean_over_the_folds_of_a_seed(tmp_path):
-    """Unfinished seeds do not count."""
+def test_folds_have_the_corrected_test(tmp_path):
+    values = {"a": [A[:4]], "b": [B[:4]]}
+    fields = {"folds": 4, "baseline": "a", "test": "folds", "scores": ["val/R@1"], "seeds": 1}
+    compared = _table(tmp_path, values, **fields).rows[1].comparisons["val/R@1"].difference
+    expected = metrics.fold_difference(B[:4], A[:4], test_per_train=1 / 3)
+    np.testing.assert_allclose(compared[:5], expected[:5])
+    # Otherwise the unit is the mean over folds of a seed, and unfinished seeds do not count.
     content = _table(tmp_path, {"a": [A[:4], B[:4], C[:3]]}, folds=4)
     assert list(content.rows[0].cells["R@1"].values.values()) == [np.mean(A[:4]), np.mean(B[:4])]
 
@@ -165,13 +176,14 @@ def test_marks_of_choice_failure_and_collapse(tmp_path):
         {"a": A, "b": B[:4]},
         outcomes=failed | {("a", 0): Outcome("finished", result=shorter)},
         results=chosen,
+        collapsed={"R@1": 0.705},
         published={"a": {"R@1": 69.4}},
         published_from="1 run, test-chosen",
         **COMPARED,
     )
     text = printing.as_markdown(content)
     assert _cells(text, "a")[1].endswith("†") and _cells(text, "b")[1].strip("*").endswith("†‡")
-    assert _cells(text, "a")[2:] == ["69.4", "5"]
+    assert _cells(text, "a")[2:] == ["69.4", "5, 3 collapsed"]
     assert _cells(text, "b")[3] == "4 of 5, 1 failed"
     assert "Failed: b, seed 4: the loss is NaN at step 3" in text
     assert "among 70 evaluations" in text
@@ -268,3 +280,10 @@ def test_html_has_a_dot_for_every_seed(tmp_path):
     dots = re.findall(r" cx=(\S+) .*?: (\d+\.\d+)</title>", text)
     places, values = np.array(dots, float).T
     assert np.corrcoef(places, values)[0, 1] > 0.999
+
+
+def test_latex_escapes(tmp_path):
+    text = printing.as_latex(
+        _table(tmp_path, {"a_1 & 50 %": A, "b": B}, baseline="b", test="welch")
+    )
+    assert r"a\_1 \& 50 \%" in text and r"$\pm$" in text and text.count(r"\toprule") == 2
