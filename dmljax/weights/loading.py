@@ -221,7 +221,7 @@ def _shape_in_file(
 def variable_shapes(
     net: nn.Module, image_shape: Sequence[int] | None = None
 ) -> tuple[dict[tuple, Any], dict[tuple, Any]]:
-    """Shapes of variables by path: of all stages, and of the stages from `start` to `stop`."""
+    """Returns shapes of variables by path: of all stages, and of those from `start` to `stop`."""
     defaults: dict[str, Any] = {
         f.name: f.default for f in dataclasses.fields(net) if f.name in ("start", "stop")
     }

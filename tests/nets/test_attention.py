@@ -1,4 +1,4 @@
-"""Attention: golden numbers of the published code, plain loops, masks, dropout, wrong input."""
+"""Attention: plain loops, masks, dropout, wrong input."""
 
 import functools
 
@@ -6,46 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from published_attention import DOT, GAT, GATV2, SHARED, D, X, count_parameters, parse_numbers
+from published_attention import SHARED, D, X, count_parameters
 
 from dmljax.nets import attention
-
-BLOCKS = {
-    "dot_plus_one": (
-        attention.dot_plus_one(heads=2),
-        DOT,
-        {0: "-0.88749 -1.18236 -0.94010 -0.27141 0.51954 1.07348 1.13931 0.68798"},
-    ),
-    "dot": (
-        attention.dot(heads=2),
-        DOT,
-        {0: "-1.02260 -1.36854 -1.09378 -0.32360 0.59226 1.23847 1.32251 0.80716"},
-    ),
-    "gat": (
-        attention.gat(heads=2, **SHARED),
-        GAT,
-        {
-            0: "-2.45104 -1.08111 0.77410 2.28183 2.76533 2.00755 0.34865 -1.46675",
-            3: "-2.29650 -1.42598 0.08462 1.55724 2.33086 2.05823 0.86173 -0.72158",
-        },
-    ),
-    "gatv2": (
-        attention.gatv2(heads=2, **SHARED),
-        GATV2,
-        {
-            0: "-1.58899 -0.90549 0.18446 1.19161 1.66388 1.38929 0.49109 -0.62754",
-            3: "-1.60022 -0.93527 0.14950 1.16716 1.66092 1.40915 0.52485 -0.59503",
-        },
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BLOCKS)
-def test_attention_of_the_published_code(name):
-    module, params, rows = BLOCKS[name]
-    nodes = module.apply({"params": params}, X, train=False)["nodes"]
-    for row, text in rows.items():
-        np.testing.assert_allclose(nodes[row], parse_numbers(text), atol=2e-5)
 
 
 def test_options_of_graph_attention_change_its_number_of_parameters():

@@ -70,11 +70,6 @@ def test_gem_of_an_empty_map_is_finite():
     assert all(np.isfinite(slope).all() for slope in slopes)
 
 
-def test_global_mean_max_is_the_sum_of_both():
-    expected = MAPS.mean(axis=(1, 2)) + MAPS.max(axis=(1, 2))
-    np.testing.assert_allclose(pools.global_mean_max(MAPS), expected, rtol=1e-5)
-
-
 POOLS = {
     "mean": lambda maps: maps.mean(axis=(1, 2)),
     "max": lambda maps: maps.max(axis=(1, 2)),
