@@ -11,6 +11,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+_REQUIRED = dataclasses.MISSING
 # A number of steps, or '5 epochs' of the sampler.
 Length = int | str
 
@@ -48,10 +49,6 @@ def _option(default: Any, meaning: str, **rule: Any) -> Any:
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
-
-
-def _required(meaning: str) -> Any:
-    return _option(dataclasses.MISSING, meaning)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -221,14 +218,15 @@ class RuntimeOptions:
 class Options:
     """A whole config."""
 
-    dataset: Spec = _required(
+    dataset: Spec = _option(
+        _REQUIRED,
         "the data set and where it is stored; `image_fraction`, `class_fraction`: fractions of the "
-        "training split; `full_epochs`: an epoch is as long as with all training images"
+        "training split; `full_epochs`: an epoch is as long as with all training images",
     )
-    net: Spec = _required("the backbone; `weights`: the file of its pretrained weights")
-    loss: Spec = _required("the loss, a function of `losses`")
-    method: Spec = _required("the training method: pairs, proxies, graph, dvml or abe")
-    steps: Length = _required("length of training: a number of steps, or '60 epochs'")
+    net: Spec = _option(_REQUIRED, "the backbone; `weights`: the file of its pretrained weights")
+    loss: Spec = _option(_REQUIRED, "the loss, a function of `losses`")
+    method: Spec = _option(_REQUIRED, "the training method: pairs, proxies, graph, dvml or abe")
+    steps: Length = _option(_REQUIRED, "length of training: a number of steps, or '60 epochs'")
     seed: int = _option(0, "seed of initial values, batches and augmentation", least=0, below=2**63)
     size: int | None = _option(
         None, "`size` of both transforms, unless they set their own", least=1, below=8193
@@ -335,11 +333,11 @@ def defaults_of(section: Any) -> dict[str, Any]:
     """Returns the defaults of the fields of a dataclass of options; {} for a section."""
     defaults: dict[str, Any] = {}
     for name, field in fields_of(section).items():
-        if dataclasses.is_dataclass(field.type):
+        if name in SECTIONS:
             defaults[name] = {}
-        elif field.default_factory is not dataclasses.MISSING:
+        elif field.default_factory is not _REQUIRED:
             defaults[name] = field.default_factory()
-        elif field.default is not dataclasses.MISSING:
+        elif field.default is not _REQUIRED:
             defaults[name] = field.default
     return defaults
 
