@@ -12,8 +12,7 @@
 from dmljax.adapt.depth import Blocks, blocks, is_spared_from_decay, layer_factors
 from dmljax.adapt.distillation import distilled, similarity_distance
 from dmljax.adapt.lowrank import lora, lora_scale, merged, with_magnitudes
-from dmljax.adapt.mixing import interpolated
-from dmljax.adapt.trees import joined, path_of, paths_of, paths_under, split
+from dmljax.adapt.trees import interpolated, joined, path_of, paths_of, paths_under, split
 
 __all__ = [
     "Blocks",

@@ -64,10 +64,8 @@ def lora(key: jax.Array, params: Any, *, rank: int = 8, targets: str | None = No
 
 def lora_scale(*, rank: int, alpha: float, rslora: bool = False) -> float:
     """Computes alpha / rank, or alpha / sqrt(rank) (rsLoRA, Kalajdzievski, 2023)."""
-    if rank < 1:
-        raise ValueError(f"lora: rank={rank} must be 1 or more")
-    if alpha <= 0:
-        raise ValueError(f"lora: alpha={alpha:g} must be above 0: with 0, no adapter would count")
+    if rank < 1 or alpha <= 0:
+        raise ValueError(f"lora: rank={rank} must be 1 or more, and alpha={alpha:g} above 0")
     return alpha / (math.sqrt(rank) if rslora else rank)
 
 

@@ -1,9 +1,10 @@
-"""Trees of parameters, divided into what learns and what does not."""
+"""Trees of parameters, divided into what learns and what does not, and their averages."""
 
 from collections.abc import Collection, Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 
@@ -57,3 +58,20 @@ def joined(learned: Any, fixed: Any) -> Any:
 
 def _is_masked(x: Any) -> bool:
     return isinstance(x, optax.MaskedNode)
+
+
+def interpolated(params: Any, others: Any, *, share: float) -> Any:
+    """Computes `(1 - share) * params + share * others` for two trees of the same shapes.
+
+    With the parameters before fine-tuning as `others`, this is WiSE-FT (Wortsman et al., CVPR
+    2022). Arrays other than floats stay as in `params`.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share must be between 0 and 1, not {share}")
+
+    def mix(a: Any, b: Any) -> Any:
+        if not jnp.issubdtype(jnp.asarray(a).dtype, jnp.inexact):
+            return a
+        return (1 - share) * a + share * b
+
+    return jax.tree.map(mix, params, others)

@@ -99,7 +99,7 @@ def _embed_collection(arguments: argparse.Namespace, extras: Sequence[str]) -> i
     from dmljax.files import parts
     from dmljax.train import compilation
 
-    compilation.keep_programs_or_warn()
+    compilation.keep_programs()
     shard = parts.parse(arguments.shard or "0/1")
     bundle = arguments.run
     if arguments.net:

@@ -104,7 +104,7 @@ def _fill(arguments: argparse.Namespace, place: str) -> int:
             from dmljax import bundle as bundles
             from dmljax.train import compilation
 
-            compilation.keep_programs_or_warn()
+            compilation.keep_programs()
             bundle = bundles.load(arguments.bundle)
         if arguments.split:
             from dmljax.commands import dataset_flags

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         from dmljax import bundle as bundles
         from dmljax.train import compilation
 
-        compilation.keep_programs_or_warn()
+        compilation.keep_programs()
         bundle = bundles.load(words[0])
     threshold = threshold_of(arguments.threshold, None if bundle is None else bundle.thresholds)
     k = inputs.DEFAULT_K if arguments.k is None else arguments.k

@@ -38,5 +38,5 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     settings.check()
     from dmljax.train import compilation
 
-    compilation.keep_programs_or_warn()
+    compilation.keep_programs()
     return server.run(settings)

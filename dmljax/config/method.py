@@ -274,10 +274,8 @@ def arrays_of(origin: start.Start, image_shape: Sequence[int]) -> dict[str, Any]
     net, file = net_of(options), options.net.get("weights")
     adapted = adapted_of(options, net, classes=2)
     if file is not None and adapted.method.backbone == ("net",):
-        initial_state.check_file(file, reason=f"{origin.folder} was trained from it")
         digest = results.read(origin.folder).digests.get("weights")
-        advice = "put that one there again"
-        initial_state.check_digest(file, digest, run=str(origin.folder), advice=advice)
+        initial_state.check_file(file, digest=digest, run=str(origin.folder))
         variables = weights_lib.load(file, net, image_shape=image_shape, report_fn=lambda *_: None)
         arrays = start.flat({"net": variables["params"]}, {}) | arrays
     trees = traverse_util.unflatten_dict(arrays, sep="/")

@@ -72,17 +72,17 @@ ARGUMENTS = {
     "edges_fn": Kind("function of edges", "methods.graph", 1, "similarity_edges similarity_graph"),
     "mask_fn": Kind("mask", "jax.nn methods.abe", 1, "min_max sigmoid"),
     "mine_fn": KINDS["miner"],
-    "mlp_fn": Kind("step of a block", "methods.graph.nets", 1, "identity mlp"),
+    "mlp_fn": Kind("step of a block", "methods.graph_nets", 1, "identity mlp"),
     "neg_fn": Kind("selection", "miners.selections", 3),
     "norm": Kind("norm", "nets.layers", 0, "batch_norm frozen_batch_norm"),
     "pairs_fn": Kind("choice of pairs", "methods.abe", 1, "drawn_pairs"),
     "penalty_fn": Kind("penalty", "losses.pnp_penalties", 1),
     "pool_fn": Kind("pool", "nets.pools", 1),
     "pos_fn": Kind("selection", "miners.selections", 3),
-    "positive_fn": Kind("edge weight", "methods.graph.nets", 2, "rectified shifted"),
+    "positive_fn": Kind("edge weight", "methods.graph_nets", 2, "rectified shifted"),
     "reconstruction_fn": Kind("reconstruction", "methods.dvml", 2, _RECONSTRUCTIONS),
     "reduce_fn": Kind("reduction", "ops", 2, "mean mean_of_active sum"),
-    "similarity_fn": Kind("similarity", "methods.graph.nets", 1, "correlation dot_products"),
+    "similarity_fn": Kind("similarity", "methods.graph_nets", 1, "correlation dot_products"),
 }
 _CALLED = Kind("function for evaluate.call", "", 1, keywords="step workdir")
 _RULES = {**KINDS, **ARGUMENTS, "call": _CALLED}

@@ -18,7 +18,6 @@ class RunFolder:
         self.lock = self.path / "lock"
         # Results of a run.
         self.checkpoints = self._result("checkpoints")
-        self.damaged_checkpoints = self._result("checkpoints_damaged")
         self.metrics = self._result("metrics.jsonl")
         self.speed = self._result("speed.jsonl")
         self.tensorboard = self._result("tensorboard")

@@ -136,13 +136,11 @@ def _tiles_fn(
     loss_fn: Callable, tile: int | None, sample: float | None, unbiased: bool
 ) -> Callable[[jax.Array], dict[str, ops.ClassTiles]]:
     """Returns the keywords of the loss in a step, which depend on its key."""
-    if sample is not None and not 0 < sample <= 1:
+    if not 0 < (1 if sample is None else sample) <= 1 or (1 if tile is None else tile) < 1:
         raise ValueError(
-            f"method.sample must be a fraction of the classes, above 0 and at most 1, "
-            f"or None for all classes, got {sample}"
+            f"method.sample={sample} must be a fraction above 0 and at most 1, and "
+            f"method.tile={tile} a number of classes from 1 on; None takes all classes"
         )
-    if tile is not None and tile < 1:
-        raise ValueError(f"method.tile={tile}: 1 or more classes at a time, or None for all")
     if unbiased and sample is None:
         raise ValueError("method.unbiased weighs the classes of method.sample: set it, too")
     if tile is None and sample is None:

@@ -10,8 +10,8 @@ import numpy as np
 from dmljax.adapt import paths_of
 from dmljax.config import files as config_files
 from dmljax.config.build import build
+from dmljax.nets import token_attention
 from dmljax.runs import ladder, topologies, training
-from dmljax.train import attention_choice, neighbors
 from dmljax.train.compilation import multiply_adds
 from dmljax.train.loop import compiled_step
 from dmljax.train.run import Run
@@ -80,7 +80,7 @@ def _excess(needed: float, limit: float | None) -> str:
 
 def _countable(run: Run) -> Run:
     """Returns `run` with a form of attention whose products can be counted, unlike cuDNN's."""
-    if attention_choice.portable(run.net) == run.net:
+    if token_attention.portable(run.net) == run.net:
         return run
     config = config_files.override(copy.deepcopy(run.config), ["--config.net.attention=plain"])
     return build(config, described=list(run.shards.mesh.devices.flat))
@@ -118,8 +118,6 @@ def _of_memory(run: Run) -> Iterator[str]:
         batches = ", ".join(f"{size:,} with {gb} GB" for gb, size in sizes.items())
         count = run.shards.size
         yield f"largest batch: {batches}{f' on each of {count} devices' if count > 1 else ''}"
-    if run.neighbor_steps:
-        yield neighbors.describe(run)
 
 
 class _Memory(NamedTuple):

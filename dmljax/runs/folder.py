@@ -179,7 +179,7 @@ def reopen(
 def _build(workdir: pathlib.Path, overrides: Sequence[str], trust_modules: bool) -> Run:
     with reading.trusting_modules(trust_modules):
         run = build(config_files.override(reading.config_of_run(workdir), overrides))
-    compilation.keep_programs_or_warn()
+    compilation.keep_programs()
     return run
 
 
@@ -216,19 +216,17 @@ def _state(run: Run, workdir: pathlib.Path, step: int | None) -> TrainState:
                     f"of the checkpoints {steps} has been evaluated: name one by --step"
                 )
         if step is None:
-            restored = checkpoints.restore(run.shapes, run.placements)
-        elif step not in steps:
+            step = checkpoints.newest()
+        if step is None:
+            raise FileNotFoundError(f"{workdir} holds no checkpoint")
+        if step not in steps:
             raise ValueError(f"{workdir} has the checkpoints {steps}, not {step}")
-        elif fault := checkpoints.fault(step):
+        if fault := checkpoints.fault(step):
             raise ValueError(
                 f"checkpoint {step} of {workdir} is damaged ({fault}): name another of {steps} by "
                 "--step"
             )
-        else:
-            restored = checkpoints.load(step, run.shapes, run.placements)
-    if restored is None:
-        raise FileNotFoundError(f"{workdir} holds no checkpoint")
-    return restored[0]
+        return checkpoints.load(step, run.shapes, run.placements)[0]
 
 
 def load(

@@ -17,7 +17,7 @@ from dmljax.report import pictures
 from dmljax.report.scores_file import QueryScores
 from dmljax.runs import stuck as stuck_lib
 from dmljax.runs.folder import describe_clustering, describe_score
-from dmljax.train import initial_state, neighbors
+from dmljax.train import initial_state
 from dmljax.train.devices import describe_determinism
 from dmljax.train.evaluation import MAIN, Evaluation
 from dmljax.train.journal import read, table
@@ -56,7 +56,8 @@ def header(run: Run, state: TrainState) -> list[str]:
     if run.sampler_note:
         line += f"; {run.sampler_note}"
     if run.neighbor_steps:
-        line += f"; {neighbors.describe(run)}"
+        searches = counted(len(run.neighbor_steps), "time")
+        line += f"; the nearest classes are searched {searches}"
     if start_step := int(state.step):
         return [f"{line}; continuing from step {start_step}"]
     hint = (

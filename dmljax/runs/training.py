@@ -12,7 +12,6 @@ import jax
 from dmljax.config import fields
 from dmljax.config.build import build
 from dmljax.data.splits import warn_of_one_class
-from dmljax.files import parts
 from dmljax.files.run_folder import RunFolder
 from dmljax.hints import counted
 from dmljax.report import pictures as drawing
@@ -40,7 +39,7 @@ def run(
     workdir, start = pathlib.Path(workdir), time.monotonic()
     compilation.compiled()  # counts from here on
     run = build(config)
-    warning = compilation.keep_programs()
+    compilation.keep_programs()
     check(run)
     if run.options.runtime.deterministic:
         check_determinism(jax.devices()[0].platform, os.environ.get("XLA_FLAGS", ""))
@@ -61,7 +60,7 @@ def run(
     ):
         report = results.Report(workdir, source=source, digests=run_digests._asdict(), start=start)
         try:
-            return _train_and_report(run, workdir, checkpoints, report, warning)
+            return _train_and_report(run, workdir, checkpoints, report)
         except Exception as error:
             report.failed(error, **summary.facts(run))
             raise
@@ -75,24 +74,13 @@ def check(run: Run) -> None:
     initial_state.check_weights(run)
 
 
-def compute_features(config: Any, *, shard: parts.Shard) -> tuple[int, pathlib.Path]:
-    """Computes a part of the cached features of a run; returns the image count and the folder."""
-    run = build(config)
-    if run.cache is None:
-        raise ValueError("--features needs a config with features='cached', such as folder.py")
-    check(run)
-    count = features.compute_of_run(run, initial_state.first_state(run), shard=shard)
-    return count, run.cache.entries[0].folder.parent
-
-
 def _train_and_report(
     run: Run,
     workdir: pathlib.Path,
     checkpoints: Checkpoints,
     report: results.Report,
-    warning: str | None,
 ) -> dict[str, float]:
-    origin: list[str] = [] if warning is None else [f"warning: {warning}"]
+    origin: list[str] = []
     restored = loop.restore(run, checkpoints, report, say=origin.append)
     start_step = int(restored.state.step)
     features.compute_of_run(run, restored.state)
@@ -167,7 +155,7 @@ def _evaluate_untrained(
 
 
 class _Observer:
-    """Writes the projector, a frame of the movie and at most one warning of an evaluation."""
+    """Writes a frame of the movie and at most one warning of an evaluation."""
 
     def __init__(self, run: Run, journal: Journal, workdir: pathlib.Path):
         self._run, self._journal, self._workdir = run, journal, workdir
@@ -175,18 +163,8 @@ class _Observer:
 
     def __call__(self, step: int, evaluation: Evaluation) -> None:
         run = self._run
-        if evaluation.test_embeddings is not None:
-            pictures = run.options.pictures
-            if pictures is not None and pictures.projector:
-                classes = [run.test.names[label] for label in run.test.labels]
-                self._journal.projector(
-                    step,
-                    evaluation.test_embeddings[MAIN],
-                    classes,
-                    count=pictures.projector,
-                )
-            if isinstance(pictures, Movie):
-                summary.frame(run, evaluation.test_embeddings, self._workdir, step)
+        if evaluation.test_embeddings is not None and isinstance(run.options.pictures, Movie):
+            summary.frame(run, evaluation.test_embeddings, self._workdir, step)
         if not self._has_warned and (line := summary.stuck(run, evaluation, self._workdir)):
             self._journal.say(line)
             self._has_warned = True

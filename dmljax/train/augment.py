@@ -2,7 +2,7 @@
 
 The host draws the numbers of a transform (`Transform.draws`), and the step changes the pixels. Both
 forms share every draw except noise, which the device makes from a seed. Pixels equal the host's up
-to a few gray levels: sums are in float32, and hue and saturation are not rounded to 256 levels.
+to a few gray levels: only the result of an operation is rounded, and `jax.image` resizes.
 """
 
 import itertools
@@ -116,84 +116,68 @@ class _Context(NamedTuple):
     key: jax.Array
 
 
-def _weights(
-    length: Any,
-    target: Any,
-    pixels: int,
-    rows: int,
+def _scaled(
+    image: jax.Array,
+    box: Any,
+    size: Any,
+    shape: tuple[int, ...],
     *,
-    start: Any = 0,
-    offset: Any = 0,
-    how: Any,
+    corner: tuple[Any, ...] = (0, 0),
+    antialias: bool = True,
+    filter: str = "bilinear",
 ) -> jax.Array:
-    """Returns the weights `[rows pixels]` of pixels that resize a part of an axis.
+    """Resizes the `box` of an image to `size`, at `corner` of an array of `shape`.
 
-    The pixels from `start` to `start + length` become `target` rows from row `offset` on; other
-    rows have the weights 0. `how` is an operation with `antialias` and `filter`, or None for
-    Pillow's bilinear filter.
+    Pixels outside of the box have no influence: a mask of the box is resized in the same way, and
+    divides the result.
     """
-    antialias, filter_ = (True, "bilinear") if how is None else (how.antialias, how.filter)
-    stretch = jnp.maximum(length / target, 1.0) if antialias else 1.0
-    row = jnp.arange(rows) - offset
-    centers = start + (row + 0.5) * (length / target)
-    # Without antialiasing, pixels at the border are repeated.
-    centers = centers if antialias else jnp.clip(centers, start + 0.5, start + length - 0.5)
-    positions = jnp.arange(pixels) + 0.5
-    distance = jnp.abs(positions[None] - centers[:, None]) / stretch
-    weights = _cubic(distance) if filter_ == "bicubic" else jnp.maximum(1 - distance, 0)
-    weights *= ((positions > start) & (positions < start + length))[None]
-    weights *= ((row >= 0) & (row < target))[:, None]
-    total = weights.sum(axis=1, keepdims=True)
-    return weights / jnp.where(total == 0, 1, total)
-
-
-def _cubic(x: jax.Array) -> jax.Array:
-    """Evaluates Pillow's bicubic filter, a = -0.5, at distances of 0 or more."""
-    near = (1.5 * x - 2.5) * x * x + 1
-    far = ((x - 5) * x + 8) * x * -0.5 + 2
-    return jnp.where(x < 1, near, jnp.where(x < 2, far, 0.0))
-
-
-def _resampled(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """Multiplies both axes of an image by weights, and rounds after each, as Pillow does."""
-    pixels = image.astype(jnp.float32)
-    pixels = _rounded(jnp.einsum("sw,hwc->hsc", columns, pixels, precision="highest"))
-    pixels = _rounded(jnp.einsum("rh,hsc->rsc", rows, pixels, precision="highest"))
-    return pixels.astype(jnp.uint8)
+    top, left, height, width = box
+    scale = jnp.stack([size[0] / height, size[1] / width]).astype(jnp.float32)
+    translation = jnp.stack([corner[0] - top * scale[0], corner[1] - left * scale[1]])
+    inside = _box(image, *box)
+    pixels = jnp.concatenate([jnp.where(inside, image, 0), inside], axis=2).astype(jnp.float32)
+    pixels = jax.image.scale_and_translate(
+        pixels,
+        (*shape[:2], pixels.shape[2]),
+        (0, 1),
+        scale,
+        translation,
+        method="cubic" if filter == "bicubic" else "linear",
+        antialias=antialias,
+    )
+    weight = pixels[:, :, -1:]
+    return _rounded(pixels[:, :, :-1] / jnp.where(weight == 0, 1, weight))
 
 
 def _rounded(pixels: jax.Array) -> jax.Array:
-    return jnp.clip(jnp.floor(pixels + 0.5), 0, 255)
+    return jnp.clip(jnp.floor(pixels + 0.5), 0, 255).astype(jnp.uint8)
+
+
+def _filter(operation: Any) -> dict[str, Any]:
+    return {"antialias": operation.antialias, "filter": operation.filter}
 
 
 def _resize(operation, image, context):
-    h, w = image.shape[:2]
-    return _resampled(
-        image,
-        _weights(context.height, context.new[0], h, context.bound[0], how=operation),
-        _weights(context.width, context.new[1], w, context.bound[1], how=operation),
-    )
+    box = (0, 0, context.height, context.width)
+    return _scaled(image, box, context.new, context.bound, **_filter(operation))
 
 
-def _random_resized_crop(operation, image, context, top, left, height, width):
-    side = operation.size
-    return _resampled(
-        image,
-        _weights(height, side, image.shape[0], side, start=top, how=operation),
-        _weights(width, side, image.shape[1], side, start=left, how=operation),
-    )
+def _random_resized_crop(operation, image, context, *box):
+    side = (operation.size, operation.size)
+    return _scaled(image, box, side, side, **_filter(operation))
 
 
 def _pad_to_square(operation, image, context, top, left, height, width):
-    side = operation.size
-    rows = _weights(context.height, height, image.shape[0], side, offset=top, how=None)
-    columns = _weights(context.width, width, image.shape[1], side, offset=left, how=None)
-    inside = _box(image, side, side, top, left, height, width)
-    return jnp.where(inside, _resampled(image, rows, columns), jnp.uint8(operation.fill))
+    side = (operation.size, operation.size)
+    box = (0, 0, context.height, context.width)
+    scaled = _scaled(image, box, (height, width), side, corner=(top, left))
+    inside = _box(scaled, top, left, height, width)
+    return jnp.where(inside, scaled, jnp.uint8(operation.fill))
 
 
-def _box(image: jax.Array, h: int, w: int, top: Any, left: Any, height: Any, width: Any):
-    """Returns a mask `[h w 1]` of a box."""
+def _box(image: jax.Array, top: Any, left: Any, height: Any, width: Any) -> jax.Array:
+    """Returns a mask `[h w 1]` of a box in an image."""
+    h, w = image.shape[:2]
     rows, columns = jnp.arange(h)[:, None, None], jnp.arange(w)[None, :, None]
     is_row = (rows >= top) & (rows < top + height)
     return is_row & (columns >= left) & (columns < left + width)
@@ -211,18 +195,15 @@ def _random_flip(operation, image, context, is_mirrored):
 
 
 def _random_erasing(operation, image, context, top, left, height, width):
-    h, w, channels = image.shape
-    color = jnp.array(operation.fill[:channels], jnp.uint8)[None, None]
-    return jnp.where(_box(image, h, w, top, left, height, width), color, image)
+    color = jnp.array(operation.fill[: image.shape[2]], jnp.uint8)[None, None]
+    return jnp.where(_box(image, top, left, height, width), color, image)
 
 
 def _color_jitter(operation, image, context, brightness, contrast, saturation, hue_shift, *order):
-    """Colors are integers after each change, and enhancers round down, as in Pillow."""
-    is_image = _box(image, *image.shape[:2], 0, 0, context.height, context.width)
+    is_image = _box(image, 0, 0, context.height, context.width)
 
     def with_contrast(pixels):
-        gray = jnp.where(is_image, _gray(pixels), 0)
-        mean = jnp.rint(gray.sum() / (context.height * context.width))
+        mean = jnp.mean(_gray(pixels), where=is_image)
         return _blended(mean, pixels, contrast)
 
     changes = (
@@ -234,17 +215,16 @@ def _color_jitter(operation, image, context, brightness, contrast, saturation, h
     pixels = image.astype(jnp.float32)
     for change in order:
         pixels = jax.lax.switch(change.astype(jnp.int32), changes, pixels)
-    return pixels.astype(jnp.uint8)
+    return _rounded(pixels)
 
 
 def _gray(pixels: jax.Array) -> jax.Array:
     """Returns the luma of ITU-R 601-2, `[h w 1]`."""
-    luma = jnp.array([[0.299], [0.587], [0.114]])
-    return jnp.rint(jnp.matmul(pixels, luma, precision="highest"))
+    return jnp.matmul(pixels, jnp.array([[0.299], [0.587], [0.114]]), precision="highest")
 
 
 def _blended(plain: Any, pixels: jax.Array, fraction: jax.Array) -> jax.Array:
-    return jnp.clip(jnp.trunc(plain + fraction * (pixels - plain)), 0, 255)
+    return jnp.clip(jnp.trunc(plain + fraction * (pixels - plain)), 0, 255)  # as Pillow rounds
 
 
 def _with_hue(pixels: jax.Array, shift: jax.Array) -> jax.Array:
@@ -261,42 +241,27 @@ def _with_hue(pixels: jax.Array, shift: jax.Array) -> jax.Array:
     # Each channel is the value less a part of the chroma, by its distance on the circle.
     sextant = (jnp.array([5.0, 3.0, 1.0])[None, None] + sector[:, :, None]) % 6
     fraction = jnp.clip(jnp.minimum(sextant, 4 - sextant), 0, 1)
-    return jnp.rint(value[:, :, None] - chroma[:, :, None] * fraction)
+    return value[:, :, None] - chroma[:, :, None] * fraction
 
 
 def _distort(operation, image, context, a, b, c, d, e, f, is_inverted):
-    h, w, channels = image.shape
+    h, w = image.shape[:2]
     pixels = image.astype(jnp.float32)
-    margin = int(operation.outside == "median")
-    if margin:
-        sides = jnp.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
-        edge = jnp.sort(sides, axis=0)[h + w]
-    else:
-        edge = jnp.zeros(channels, jnp.float32)
-    padded = jnp.broadcast_to(edge[None, None], (h + 3, w + 3, channels))
-    padded = padded.at[1 : h + 1, 1 : w + 1].set(pixels)
-    xs, ys = jnp.arange(w) + 0.5, (jnp.arange(h) + 0.5)[:, None]
-    column, right = _located(a * xs[None] + (b * ys + (c + 0.5)), w, margin)
-    row, down = _located(d * xs[None] + (e * ys + (f + 0.5)), h, margin)
-    right, down = right[:, :, None], down[:, :, None]
+    sides = jnp.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+    edge = jnp.sort(sides, axis=0)[h + w]
+    ys, xs = jnp.meshgrid(jnp.arange(h) + 0.5, jnp.arange(w) + 0.5, indexing="ij")
+    positions = [d * xs + e * ys + (f - 0.5), a * xs + b * ys + (c - 0.5)]
+    mode = "constant" if operation.outside == "median" else "nearest"
 
-    def between(row):
-        first, second = padded[row, column], padded[row, column + 1]
-        return first + (second - first) * right
+    def warp(channel):  # with 0 outside of it
+        return jax.scipy.ndimage.map_coordinates(channel, positions, order=1, mode=mode)
 
-    upper, lower = between(row), between(row + 1)
-    warped = jnp.rint(upper + (lower - upper) * down)
+    warped = jax.vmap(warp, in_axes=2, out_axes=2)(pixels - edge[None, None])
+    warped = jnp.rint(warped + edge[None, None])
     warped = jnp.where(is_inverted > 0, 255 - warped, warped)
     if operation.noise:
         warped += operation.noise * jax.random.normal(context.key, image.shape)
-    return _rounded(warped).astype(jnp.uint8)
-
-
-def _located(position: jax.Array, side: int, margin: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the index before a position in the padded image, and the distance to it."""
-    position = jnp.clip(position, 1 - margin, side + margin)
-    index = jnp.floor(position)
-    return index.astype(jnp.int32), position - index
+    return _rounded(warped)
 
 
 def _cached_view(operation, image, context, view):

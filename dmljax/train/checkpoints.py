@@ -17,7 +17,6 @@ import os
 import pathlib
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator, Set
 from typing import Any, NamedTuple
 
@@ -36,7 +35,6 @@ from dmljax.train.step import TrainState
 _CHECKSUM = "sha256"  # the file in the folder of a checkpoint
 _CLOSING_SECONDS = 5
 _POLL_SECONDS = 0.2
-_SLOW_SECONDS = 1.0  # that a step waits for the save before it until a warning says so
 
 
 class Mismatch(ValueError):
@@ -57,7 +55,7 @@ class Checkpoints:
     """The checkpoints of one run in `folder`: the latest `keep`, and the one with the best score.
 
     The best score is the highest; of equal scores it is the earliest, as published code saves on
-    strict improvement. Reading changes nothing in a folder that another process may be writing.
+    strict improvement. Only `save` and `restore` change the folder, so that others can read it.
     Parameters of `base` are left out, and taken from there again. Arrays of `class_rows` may have
     more or fewer rows of zeros after the rows of the classes than in the checkpoint, which other
     devices have written.
@@ -105,13 +103,7 @@ class Checkpoints:
         if step == self._last and not overwrite:
             return
         self._last = step
-        start = time.monotonic()
         self.wait()
-        if time.monotonic() - start > _SLOW_SECONDS:
-            _warn_once(
-                "training waits for checkpoints to be written: a longer checkpoint.every saves "
-                "fewer"
-            )
         items = {
             "params": _without(state.params, self._base.paths),
             "train": _train_item(state),
@@ -158,54 +150,42 @@ class Checkpoints:
             if other != best:
                 _remove(self.folder / str(other))
 
-    def restore(
-        self, shapes: TrainState, sharding: Any, *, repair: bool = False
-    ) -> tuple[TrainState, dict] | None:
-        """Loads the newest undamaged checkpoint; returns None if there is none.
+    def restore(self, shapes: TrainState, sharding: Any) -> tuple[TrainState, dict] | None:
+        """Loads the newest undamaged checkpoint, to go on; returns None if there is none.
 
         `shapes` is the state as `jax.eval_shape` gives it. `sharding` is one sharding for all
         arrays, or a state of shardings; the devices may be others than in the run that saved.
-        `repair` moves all damaged checkpoints aside, so that the run can write those steps again.
+        Damaged checkpoints are removed, because the run writes those steps again.
         """
-        step = hosts.on_process_0(lambda: self._newest(repair))
+        step = hosts.on_process_0(self._newest_of_repaired)
         if step is None:
             return None
         restored = self.load(step, shapes, sharding)
         self._last = step
         return restored
 
-    def _newest(self, repair: bool) -> int | None:
-        newest = None
-        for step in reversed(self.steps()):
-            if newest is not None and not repair:
-                break
-            if (fault := self.fault(step)) is None:
-                newest = step if newest is None else newest
-                continue
-            effect = "the one before is used" if newest is None else "it is not used"
-            logging.warning("checkpoint %s is damaged (%s): %s", step, fault, effect)
-            if repair:
-                aside = self.folder.parent / f"{self.folder.name}_damaged" / str(step)
-                make_folder(aside.parent)
-                shutil.rmtree(aside, ignore_errors=True)
-                (self.folder / str(step)).rename(aside)
-        if repair:  # Remove what a killed process left: temporary folders.
-            for path in self.folder.glob("*tmp*"):
-                shutil.rmtree(path)
-        return newest
+    def newest(self) -> int | None:
+        """Returns the newest undamaged step; None if there is none."""
+        steps = reversed(self.steps())
+        return next((step for step in steps if self.fault(step) is None), None)
+
+    def _newest_of_repaired(self) -> int | None:
+        for path in self.folder.glob("*tmp*"):  # a killed process left it
+            shutil.rmtree(path)
+        for step in self.steps():
+            if fault := self.fault(step):
+                logging.warning("checkpoint %s is damaged (%s): it is not used", step, fault)
+                _remove(self.folder / str(step))
+        return max(self.steps(), default=None)
 
     def fault(self, step: int) -> str | None:
         """Describes what is wrong with the files of a checkpoint; returns None if they are good."""
         folder = self.folder / str(step)
         try:
-            expected = (folder / _CHECKSUM).read_bytes()
+            is_good = (folder / _CHECKSUM).read_text() == _checksum(folder)
         except FileNotFoundError:  # The process ended between the save and its checksum.
             return "its checksum is missing"
-        return (
-            None
-            if expected == _checksum(folder).encode()
-            else "its files differ from their checksum"
-        )
+        return None if is_good else "its files differ from their checksum"
 
     def load(self, step: int, shapes: TrainState, sharding: Any) -> tuple[TrainState, dict]:
         """Returns the state of a checkpoint and what the loop saved with it.
@@ -233,7 +213,7 @@ class Checkpoints:
     def arrays(self, step: int) -> tuple[dict, dict]:
         """Reads the items `params` and `train` as nested dicts, whatever their shapes."""
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        shapes = self._shapes(step)
+        shapes = self._metadata(step).metadata
         abstract = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding),
             {name: shapes[name] for name in ("params", "train")},
@@ -243,7 +223,7 @@ class Checkpoints:
 
     def run(self, step: int) -> dict:
         """Returns what the train loop saved with the state."""
-        return reading.json_value(self._notes(step)["run"])
+        return reading.json_value(self._metadata(step).custom_metadata["run"])
 
     def best(self) -> int | None:
         """Returns the undamaged step with the highest score, the earliest of equals.
@@ -251,22 +231,15 @@ class Checkpoints:
         None if none has a score.
         """
 
-        def find():
-            return self._best_of([step for step in self.steps() if self.fault(step) is None])
-
-        return hosts.on_process_0(find)
+        return hosts.on_process_0(
+            lambda: self._best_of([step for step in self.steps() if self.fault(step) is None])
+        )
 
     def _best_of(self, steps: list[int]) -> int | None:
         for step in set(steps) - set(self._scores):
-            self._scores[step] = self._notes(step)["score"]
+            self._scores[step] = self._metadata(step).custom_metadata["score"]
         scores = {step: self._scores[step] for step in steps}
         return first_best({step: x for step, x in scores.items() if x is not None})
-
-    def _notes(self, step: int) -> dict:
-        return self._metadata(step).custom_metadata
-
-    def _shapes(self, step: int) -> dict:
-        return self._metadata(step).metadata
 
     def _metadata(self, step: int) -> Any:
         from orbax.checkpoint import v1 as ocp
@@ -283,7 +256,7 @@ class Checkpoints:
             return ocp.load_checkpointables(self.folder / str(step), abstract)
 
     def _compare(self, step: int, expected: dict) -> None:
-        saved = self._shapes(step)
+        saved = self._metadata(step).metadata
         for item in expected:
             old = {p: tuple(a.shape) for p, a in _flat(saved[item])}
             new = {p: tuple(a.shape) for p, a in _flat(expected[item])}
@@ -298,16 +271,11 @@ class Checkpoints:
 
     def _differ_in_zeros(self, path: str, *shapes: tuple[int, ...] | None) -> bool:
         """Returns True if two shapes differ only in the rows after the rows of the classes."""
-        if not self._class_rows.contains(path):
+        if not self._class_rows.contains(path) or not all(shapes):
             return False
-        old, new = shapes
-        if not old or not new or old[1:] != new[1:]:
-            return False
-        # No more devices than classes share them.
-        return all(
-            0 <= rows - self._class_rows.classes < self._class_rows.classes
-            for rows in (old[0], new[0])
-        )
+        (old, *old_sides), (new, *new_sides) = shapes  # type: ignore[misc]
+        classes = self._class_rows.classes  # no more devices than classes share them
+        return old_sides == new_sides and all(classes <= x < 2 * classes for x in (old, new))
 
     def __enter__(self):
         return self
@@ -321,20 +289,19 @@ class Checkpoints:
             self._saving.join(_CLOSING_SECONDS)
 
 
-class _Saving:
+class _Saving(threading.Thread):
     """The end of a save, in a thread that does not keep the process alive."""
 
     logged_error: BaseException | None = None  # what Orbax has logged in this process: `_shorten`
 
     def __init__(self, step: int, confirm_fn: Callable[[], None]):
+        super().__init__(daemon=True)
         self.step = step
         self._confirm_fn = confirm_fn
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        self.join = self._thread.join
+        self.start()
 
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
             self._confirm_fn()
         except Exception as error:
@@ -342,7 +309,7 @@ class _Saving:
 
     def wait(self) -> None:
         """Returns when the save is confirmed; raises the error that prevented it."""
-        while self._thread.is_alive() and self.logged_error is None:
+        while self.is_alive() and self.logged_error is None:
             self.join(_POLL_SECONDS)
         if (error := self._error or self.logged_error) is not None:
             raise error

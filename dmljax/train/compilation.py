@@ -41,14 +41,8 @@ def sentence() -> str:
     return f"XLA compiled {programs} programs in {seconds:.1f} s{source}"
 
 
-def keep_programs_or_warn() -> None:
-    """Calls `keep_programs`, and logs its warning."""
-    if warning := keep_programs():
-        logging.warning(warning)
-
-
-def keep_programs() -> str | None:
-    """Keeps compiled programs in `at_hand.compiled_folder`; returns a warning if it cannot.
+def keep_programs() -> None:
+    """Keeps compiled programs in `at_hand.compiled_folder`; logs a warning if it cannot.
 
     What the user has set (JAX_COMPILATION_CACHE_DIR and the other variables of jax) stays. Several
     processes with GPUs keep nothing in a folder that may be of one host: only process 0 writes
@@ -56,19 +50,21 @@ def keep_programs() -> str | None:
     what the others must compile, they may wait for its share for ever.
     """
     if _folder():
-        return None
+        return
     if jax.process_count() > 1 and jax.default_backend() == "gpu":
-        return (
+        logging.warning(
             "compiled programs of several processes are not kept: to keep them, set "
             "JAX_COMPILATION_CACHE_DIR to a folder that all hosts share"
         )
+        return
     folder = at_hand.compiled_folder() / _machine()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(folder / ".lockfile", timeout=10):  # the lock of jax
             _remove_torn(folder)
     except (OSError, filelock.Timeout) as error:
-        return f"compiled programs are not kept: {error}. Set DMLJAX_CACHE to a folder"
+        logging.warning(f"compiled programs are not kept: {error}. Set DMLJAX_CACHE to a folder")
+        return
     values = {
         _FOLDER: str(folder),
         "jax_compilation_cache_max_size": _MAX_BYTES,
@@ -77,7 +73,6 @@ def keep_programs() -> str | None:
     for name, value in values.items():
         if name.upper() not in os.environ:
             jax.config.update(name, value)
-    return None
 
 
 def _folder() -> str | None:
@@ -93,15 +88,9 @@ def _remove_torn(folder: pathlib.Path) -> None:
 
 def _machine() -> str:
     """Returns a name for the kind of machine: others cannot run its programs."""
-    flags = ""
     info = pathlib.Path("/proc/cpuinfo")
-    if info.exists():
-        names = ("model name", "flags", "Features")
-        flags = "".join(
-            line
-            for line in info.read_text().split("\n\n")[0].splitlines(True)
-            if line.startswith(names)
-        )
+    lines = info.read_text().split("\n\n")[0].splitlines() if info.exists() else []
+    flags = "".join(x for x in lines if x.startswith(("model name", "flags", "Features")))
     return f"{platform.machine()}-{hashlib.sha256(flags.encode()).hexdigest()[:8]}"
 
 

@@ -15,10 +15,9 @@ everything on every device.
 
 import collections
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +28,7 @@ from dmljax import adapt
 from dmljax.methods.base import Method
 from dmljax.ops import Array
 
+_T = TypeVar("_T")
 _DETERMINISTIC = "xla_gpu_deterministic_ops=true"
 _MEMORY = "model_state/memory/"  # of a method that has `losses.cross_batch_memory`
 
@@ -100,40 +100,20 @@ def put(batch: dict[str, np.ndarray], rows: NamedSharding) -> dict[str, jax.Arra
 
 
 def prefetch(
-    batches: Iterable[dict[str, np.ndarray]],
-    rows: NamedSharding,
-    *,
-    ahead: int = 1,
-    window: int = 1,
+    batches: Iterable[dict[str, np.ndarray]], rows: NamedSharding, *, ahead: int = 1
 ) -> Iterator[dict[str, jax.Array]]:
-    """Yields the same batches on the devices, and sends a batch while the one before is used.
-
-    `window` batches are sent as one block. `ahead` blocks are sent before they are used.
-    """
-    waiting: collections.deque[Iterator[dict[str, jax.Array]]] = collections.deque()
-    iterator = iter(batches)
-    while block := list(itertools.islice(iterator, window)):
-        waiting.append(_sent(block, rows))
-        if len(waiting) > ahead:
-            yield from waiting.popleft()
-    for block_batches in waiting:
-        yield from block_batches
+    """Yields the same batches on the devices; `ahead` of them are sent before they are used."""
+    return requested_ahead((put(batch, rows) for batch in batches), count=ahead)
 
 
-def _sent(
-    batches: list[dict[str, np.ndarray]], rows: NamedSharding
-) -> Iterator[dict[str, jax.Array]]:
-    """Sends batches as one block."""
-    if len(batches) == 1:
-        return iter([put(batches[0], rows)])
-    in_block = NamedSharding(rows.mesh, PartitionSpec(None, *rows.spec))
-    block = put({name: np.stack([x[name] for x in batches]) for name in batches[0]}, in_block)
-    return (_batch_of(block, i) for i in range(len(batches)))
-
-
-@jax.jit
-def _batch_of(block: dict[str, jax.Array], i: jax.Array) -> dict[str, jax.Array]:
-    return {name: jax.lax.dynamic_index_in_dim(x, i, 0, False) for name, x in block.items()}
+def requested_ahead(items: Iterable[_T], *, count: int = 1) -> Iterator[_T]:
+    """Yields `items`, each when the `count` next ones have been taken."""
+    waiting: collections.deque[_T] = collections.deque()
+    for item in items:
+        waiting.append(item)
+        if len(waiting) > count:
+            yield waiting.popleft()
+    yield from waiting
 
 
 class ClassRows(NamedTuple):

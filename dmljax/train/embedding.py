@@ -10,7 +10,7 @@ import numpy as np
 from dmljax.data import pipeline
 from dmljax.data.splits import Split
 from dmljax.data.transforms.transform import Transform
-from dmljax.train.devices import Shardings, on_every_device, prefetch
+from dmljax.train.devices import Shardings, on_every_device, prefetch, requested_ahead
 from dmljax.train.interrupts import Interrupts
 
 
@@ -54,6 +54,12 @@ def embedded_batches(
     `rows`, only these images are read. After a signal, `interrupts` end the embedding between two
     batches.
     """
+
+    def compute(batch: dict[str, jax.Array]) -> Any:
+        signal = None if interrupts is None else interrupts.row()
+        tree = (embed_fn(batch["images"]), batch["where"], batch["indices"], signal)
+        return on_every_device(tree, shards)
+
     if interrupts is not None:
         interrupts.agree()
     with pipeline.evaluation(
@@ -69,7 +75,8 @@ def embedded_batches(
         skipped=skipped,
         rows=rows,
     ) as batches:
-        for tree in _computed(embed_fn, prefetch(batches, shards.rows), shards, interrupts):
+        # The next batch is in the queue of the devices before the host takes a result.
+        for tree in requested_ahead(map(compute, prefetch(batches, shards.rows))):
             outputs, where, indices, signal = jax.device_get(tree)
             if interrupts is not None:
                 interrupts.agree_by_row(signal)
@@ -79,22 +86,3 @@ def embedded_batches(
                     "are not normalized as in training"
                 )
             yield outputs, where, indices
-
-
-def _computed(
-    embed_fn: Callable[..., Any],
-    batches: Iterator[dict[str, jax.Array]],
-    shards: Shardings,
-    interrupts: Interrupts | None,
-) -> Iterator[Any]:
-    """Yields results on the devices, each when the next batch is already in their queue."""
-    waiting: Any = None
-    for batch in batches:
-        signal = None if interrupts is None else interrupts.row()
-        tree = (embed_fn(batch["images"]), batch["where"], batch["indices"], signal)
-        tree = on_every_device(tree, shards)
-        if waiting is not None:
-            yield waiting
-        waiting = tree
-    if waiting is not None:
-        yield waiting

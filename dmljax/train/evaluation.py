@@ -19,7 +19,6 @@ from dmljax.train import features, hosts, optimizers
 from dmljax.train.devices import with_rows
 from dmljax.train.embedding import embed
 from dmljax.train.interrupts import Interrupts
-from dmljax.train.options import KMeans
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
@@ -27,18 +26,6 @@ MAIN = "embedding"  # the name of the main embedding; its parts have other names
 MEAN = "learners"  # the name under which the mean of several parts is reported
 _MAX_PIXELS = 64 * 64 * 3
 _MAX_PIXEL_IMAGES = 20_000
-
-
-def _clustering_options(clustering: KMeans | None) -> dict[str, Any]:
-    """Returns the options of k-means for `score`."""
-    if clustering is None:
-        return {}
-    is_published = clustering.name == "scikit_learn"
-    return {
-        "seeds": clustering.seeds,
-        "starts": clustering.starts,
-        "kmeans_options": metrics.SCIKIT_LEARN_KMEANS if is_published else {},
-    }
 
 
 def score(
@@ -181,16 +168,6 @@ class Evaluator:
 
         self._embed_fn = jax.jit(embed_fn, out_shardings=run.shards.rows)
 
-    @property
-    def width(self) -> int:
-        """The size of the embeddings of an image, parts included."""
-        run = self._run
-        dtype = np.float32 if len(run.eval_image_shape) == 1 else np.uint8
-        images = jax.ShapeDtypeStruct((run.shards.size, *run.eval_image_shape), dtype)
-        shapes = run.shapes.params, run.shapes.model_state
-        outputs = jax.eval_shape(self._embed_fn, *shapes, images)
-        return sum(x.size for x in jax.tree.leaves(outputs)) // run.shards.size
-
     def evaluate(self, state: TrainState, *, clustering: bool = True) -> Evaluation:
         """Computes the scores of the test split and of the held-out classes."""
         scores: dict[str, float] = {}
@@ -290,6 +267,11 @@ class Evaluator:
     ) -> dict[str, float]:
         """Computes the scores of the vectors alone, which need neither the net nor its parts."""
         options, run_metrics = self._run.options.evaluate, self._run.metrics
+        of_kmeans: dict[str, Any] = {}
+        if (kmeans := options.clustering) is not None:
+            of_kmeans = {"seeds": kmeans.seeds, "starts": kmeans.starts}
+            if kmeans.name == "scikit_learn":
+                of_kmeans["kmeans_options"] = metrics.SCIKIT_LEARN_KMEANS
         return self._score(
             embeddings,
             split,
@@ -297,7 +279,7 @@ class Evaluator:
             ranking_fns=run_metrics.ranking_fns,
             clustering_fns=run_metrics.clustering_fns if clustering else {},
             embedding_fns=run_metrics.embedding_fns,
-            **_clustering_options(options.clustering),
+            **of_kmeans,
             depth=options.depth,
             devices=self._run.shards.mesh.local_devices,
         )

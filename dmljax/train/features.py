@@ -9,7 +9,7 @@ import functools
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -17,8 +17,8 @@ import numpy as np
 from flax import traverse_util
 
 from dmljax.data.features import Cache, Entry
-from dmljax.data.splits import Split, images_of, subset
-from dmljax.files import parts, reading
+from dmljax.data.splits import images_of, subset
+from dmljax.files import parts
 from dmljax.files.progress import Progress
 from dmljax.files.writing import write_array
 from dmljax.methods.assemble import backbone_features
@@ -33,41 +33,38 @@ _LEAST_TIMED = 64  # images; fewer may have been read while the first batch was 
 _CENTERED_IMAGES = 10_000
 _SHRINKAGE = 0.1
 _OPTION = "--config.runtime.features"
+_ALL = parts.Shard(0, 1)
 
 
-def compute_of_run(run: Run, state: TrainState, *, shard: parts.Shard | None = None) -> int:
+def compute_of_run(run: Run, state: TrainState) -> None:
     """Computes the cached features of a run that are not on disk yet, by its backbone.
 
-    Without `shard`, all of them. Returns how many images were read. Of several processes, number 0
-    computes the features on its own devices while the others wait.
+    Of several processes, number 0 computes them on its own devices while the others wait.
     """
     if run.cache is None:
-        return 0
+        return
     cache, shards = run.cache, run.shards
     if shards.hosts > 1:
         state = state._replace(params={"net": state.params["net"]}, opt_state=())
         state = jax.device_get(devices.on_every_device(state, shards))
         shards = Shardings(jax.local_devices())
 
-    def fill() -> int:
-        if shard is None and cache.is_complete:
-            return 0
-        return compute(
-            cache,
-            features_fn(run, (state.params, state.model_state), output=cache.output),
-            title=run.options.net["name"],
-            shards=shards,
-            batch_size=run.options.evaluate.batch_size,
-            shard=shard,
-            workers=run.workers(images_of(run.train)),
-            unreadable=run.options.unreadable,
-        )
+    def fill() -> None:
+        if not cache.is_complete:
+            compute(
+                cache,
+                features_fn(run, (state.params, state.model_state), output=cache.output),
+                title=run.options.net["name"],
+                shards=shards,
+                batch_size=run.options.evaluate.batch_size,
+                workers=run.workers(images_of(run.train)),
+                unreadable=run.options.unreadable,
+            )
 
-    count = hosts.on_process_0(fill)
+    hosts.on_process_0(fill)
     if run.shards.hosts > 1:
         for entry in cache.entries:
             hosts.check_shared(entry.folder / parts.TASK, option=_OPTION)
-    return count
 
 
 def centered(run: Run, state: TrainState) -> TrainState:
@@ -159,120 +156,76 @@ def compute(
     features_fn: Callable[[jax.Array], jax.Array],
     *,
     title: str,
-    shards: Shardings,
-    batch_size: int,
-    shard: parts.Shard | None = None,
-    workers: int = 0,
-    unreadable: str = "raise",
     skipped: collections.Counter[str] | None = None,
+    **options: Any,
 ) -> int:
     """Computes the features of `cache` that are not on disk yet; returns how many images it read.
 
-    `features_fn(images uint8) -> [b d]`. With `shard`, only that part of every array is computed;
-    processes with other shards, on this host or others, write the others. Without, all parts are
-    completed. One file of rows is in memory at a time. With `unreadable='skip'`, images that cannot
-    be read are counted in `skipped`; a name that it already contains is not logged again.
+    `features_fn(images uint8) -> [b d]`; `options` as for `embedded_batches`. One file of rows is
+    in memory at a time. With `unreadable='skip'`, images that cannot be read are counted in
+    `skipped`; a name that it already contains is not logged again.
     """
-    count, skipped = 0, collections.Counter() if skipped is None else skipped
+    count = 0
+    options["skipped"] = collections.Counter() if skipped is None else skipped
     for entry in cache.entries:
-        numbers = range(_part_count(entry.folder)) if shard is None else [shard.index]
-        total = len(numbers) if shard is None else shard.count
-        for number in numbers:
-            part = parts.Shard(number, total)
-            if parts.is_complete(entry.folder / part.folder):
-                continue
-            try:
-                count += _compute_part(
-                    entry,
-                    part,
-                    features_fn,
-                    title=title,
-                    options={"shards": shards, "batch_size": batch_size, "workers": workers}
-                    | {"unreadable": unreadable, "skipped": skipped}
-                    | {"transform_fn": entry.transform_fn},
-                )
-            except OSError as error:
-                if error.errno is None:
-                    raise
-                raise OSError(
-                    f"features cannot be written to {entry.folder}: {error.strerror}. Make space "
-                    f"there, ask for the permission, or "
-                    "name another folder by $DMLJAX_CACHE or, for a run, "
-                    f"{_OPTION}=FOLDER; the same command continues"
-                ) from error
+        if entry.is_complete:
+            continue
+        try:
+            of_entry = options | {"transform_fn": entry.transform_fn}
+            count += _compute_entry(entry, features_fn, title=title, options=of_entry)
+        except OSError as error:
+            if error.errno is None:
+                raise
+            raise OSError(
+                f"features cannot be written to {entry.folder}: {error.strerror}. Make space "
+                f"there, ask for the permission, or name another folder by $DMLJAX_CACHE or, for a "
+                f"run, {_OPTION}=FOLDER; the same command continues"
+            ) from error
     return count
 
 
-def _part_count(folder: pathlib.Path) -> int:
-    """Reads the number of parts of the unfinished cache in `folder`; 1 for a new one."""
-    try:
-        return reading.json_file(folder / parts.TASK)["parts"]
-    except (FileNotFoundError, NotADirectoryError):  # `parts.claimed` says what is wrong
-        return 1
-
-
-class _Computed:
-    """The features of images, one after the other. `seconds` of one is None for few images."""
-
-    def __init__(
-        self,
-        features_fn: Callable[[jax.Array], jax.Array],
-        images: Split,
-        rows: range,
-        options: Mapping[str, Any],
-    ):
-        self._batches = embedded_batches(features_fn, images, rows=rows, **options)
-        self._features: Iterator[np.ndarray] = iter(())
-        self._clock, self._timed = 0.0, 0
-        self.seconds: float | None = None
-
-    def __next__(self) -> np.ndarray:
-        feature = next(self._features, None)
-        if feature is not None:
-            return feature
-        batch, where, indices = next(self._batches)
-        if self._clock:  # The first batch compiles the program.
-            self._timed += int((indices >= 0).sum())
-            if self._timed >= _LEAST_TIMED:
-                self.seconds = (time.perf_counter() - self._clock) / self._timed
-        else:
-            self._clock = time.perf_counter()
-        batch = np.where(where[:, None], batch, np.nan)[indices >= 0]
-        self._features = iter(batch.astype(np.float32))
-        return next(self._features)
-
-
-def _compute_part(
+def _compute_entry(
     entry: Entry,
-    part: parts.Shard,
     features_fn: Callable[[jax.Array], jax.Array],
     *,
     title: str,
     options: Mapping[str, Any],
 ) -> int:
-    """Computes the files of one part that do not exist; the number of images that were read."""
-    total = len(entry.images)
-    files = part.rows(-(-total // _FILE_ROWS))
-    rows = range(files.start * _FILE_ROWS, min(files.stop * _FILE_ROWS, total))
-    task = {"rows": total, "file_rows": _FILE_ROWS}
-    with parts.claimed(entry.folder, part, task) as folder:
-        if parts.is_complete(folder):
-            return 0
-        start = next(
-            (i for i in rows[::_FILE_ROWS] if not (folder / f"{i:012d}.npy").exists()), rows.stop
-        )
-        read = range(start, rows.stop)
-        computed = _Computed(features_fn, entry.images, read, options)
-        waiting: list[np.ndarray] = []
-        name = f"features of {title}" + (f", part {part}" if part.count > 1 else "")
-        done = start - rows.start
-        with Progress(name, len(rows), start=done, stream=sys.stdout) as progress:
-            for row in read:
-                waiting.append(next(computed))
-                progress.advance()
-                if len(waiting) == _FILE_ROWS or row == rows.stop - 1:
-                    write_array(folder / f"{start:012d}.npy", np.stack(waiting))
-                    start += len(waiting)
-                    waiting.clear()
-        parts.finish(folder, rows=rows, seconds=computed.seconds)
-    return len(read)
+    """Computes the files of an entry that do not exist; returns how many images were read."""
+    total, count = len(entry.images), 0
+    with parts.claimed(entry.folder, _ALL, {"rows": total, "file_rows": _FILE_ROWS}) as folder:
+        if not parts.is_complete(folder):
+            files = range(0, total, _FILE_ROWS)
+            start = next((i for i in files if not (folder / f"{i:012d}.npy").exists()), total)
+            count = total - start
+            options = {**options, "rows": range(start, total)}
+            batches = embedded_batches(features_fn, entry.images, **options) if count else ()
+            with Progress(f"features of {title}", total, start=start, stream=sys.stdout) as shown:
+                seconds = _write_files(folder, batches, shown, start=start, total=total)
+            parts.finish(folder, rows=range(total), seconds=seconds)
+    return count
+
+
+def _write_files(
+    folder: pathlib.Path,
+    batches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]],
+    progress: Progress,
+    *,
+    start: int,
+    total: int,
+) -> float | None:
+    """Writes the features of rows from `start` on; returns the seconds of one, if many."""
+    waiting: list[np.ndarray] = []
+    timed, clock = 0, 0.0
+    for features, where, rows in batches:
+        if clock:  # The first batch compiles the program.
+            timed += int((rows >= 0).sum())
+        clock = clock or time.perf_counter()
+        features = np.where(where[:, None], features, np.nan)[rows >= 0].astype(np.float32)
+        progress.advance(len(features))
+        waiting.extend(features)
+        while len(waiting) >= _FILE_ROWS or (waiting and start + len(waiting) == total):
+            write_array(folder / f"{start:012d}.npy", np.stack(waiting[:_FILE_ROWS]))
+            start += len(waiting[:_FILE_ROWS])
+            del waiting[:_FILE_ROWS]
+    return (time.perf_counter() - clock) / timed if timed >= _LEAST_TIMED else None

@@ -87,15 +87,16 @@ def highest(number: int, *, waiting_fn: Callable[[], None] = lambda: None) -> in
     """Returns the highest number of all processes. All must call this; waits as `on_process_0`."""
     if jax.process_count() == 1:
         return number
-    client, folder = _client(), f"dmljax/highest/{next(_calls)}/"
+    folder = f"dmljax/highest/{next(_calls)}/"
     if jax.process_index():
-        client.key_value_set(f"{folder}{jax.process_index()}", str(number))
-        return int(_wait(f"{folder}answer", waiting_fn))
-    others = [_wait(f"{folder}{i}", waiting_fn) for i in range(1, jax.process_count())]
-    answer = max([number, *map(int, others)])
-    client.key_value_delete("dmljax/highest/")  # all processes have read the answers before
-    client.key_value_set(f"{folder}answer", str(answer))
-    return answer
+        _client().key_value_set(f"{folder}{jax.process_index()}", str(number))
+
+    def highest_of_all() -> int:
+        others = [_wait(f"{folder}{i}", waiting_fn) for i in range(1, jax.process_count())]
+        _client().key_value_delete(folder)
+        return max([number, *map(int, others)])
+
+    return on_process_0(highest_of_all, waiting_fn=waiting_fn)
 
 
 def post(name: str, number: int) -> None:

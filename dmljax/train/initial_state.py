@@ -48,11 +48,7 @@ def base_of(run: Run, *, digest: str | None = None) -> Base | None:
         return None
 
     def params_fn():
-        assert run.weights is not None
-        check_file(run.weights, reason="the checkpoints of this run hold only what it has trained")
-        check_digest(
-            run.weights, digest, run="this run", advice="name that one by --config.net.weights=..."
-        )
+        check_file(run.weights, digest=digest, run="this run")
         # The run has said at its start what it leaves out of the file.
         return first_state(run, report_fn=lambda *_: None).params
 
@@ -117,20 +113,21 @@ def check_weights(run: Run) -> None:
         )
 
 
-def check_file(
-    weights: str | None, *, reason: str = "docs/weights.md says where weights come from"
-) -> None:
-    """Raises a one-line error where a file of weights is named that does not exist."""
-    if weights is not None and not os.path.isfile(weights):
+def check_file(weights: str | None, *, digest: str | None = None, run: str = "") -> None:
+    """Raises a one-line error where a file of weights does not exist, or is not that of `run`.
+
+    The digest None fits every file.
+    """
+    if weights is None:
+        return
+    if not os.path.isfile(weights):
+        reason = f"{run} was trained from it" if run else "see docs/weights.md for weights"
         raise FileNotFoundError(f"net.weights: the file {weights} does not exist; {reason}")
-
-
-def check_digest(weights: str, digest: str | None, *, run: str, advice: str) -> None:
-    """Raises a one-line error if a file of weights has another digest; None fits every file."""
     if digest is not None and (actual := file_digest(weights)) != digest:
         raise ValueError(
             f"net.weights: {weights} is not the file that {run} was trained from (digest "
-            f"{actual[:12]} here, {digest[:12]} there): {advice}"
+            f"{actual[:12]} here, {digest[:12]} there): name that one by --config.net.weights=..., "
+            "or put it there again"
         )
 
 

@@ -13,7 +13,7 @@ import pathlib
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -112,21 +112,6 @@ class Journal:
             names = dict.fromkeys(["R@1", "MAP@R", "NMI", shown])
             values = [f"{name} {100 * scores[name]:.1f}" for name in names if name in scores]
             self.say(f"step {step}, {split}: {', '.join(values)}")
-
-    def projector(
-        self, step: int, embeddings: np.ndarray, classes: Sequence[str], *, count: int
-    ) -> None:
-        """Writes `count` embeddings and their classes for TensorBoard's projector.
-
-        Takes the same images at every step, and leaves out rows of NaN.
-        """
-        if self._board is None:
-            return
-        rows = np.flatnonzero(np.isfinite(embeddings).all(axis=1))
-        rows = np.sort(np.random.default_rng(0).permutation(rows)[:count])
-        # A table of one column: tabs and line breaks would end a cell.
-        names = [" ".join(classes[int(row)].split()) or "?" for row in rows]
-        self._board.add_embedding(embeddings[rows], names, global_step=step, tag="test")
 
     def restart_clock(self, step: int) -> None:
         """Leaves the time since the last report, such as an evaluation, out of the speed."""
@@ -255,21 +240,18 @@ class PendingMetrics:
             step, on_devices = self._pending.popleft()
             metrics, signal = jax.device_get(on_devices)
             metrics = {name: float(value) for name, value in metrics.items()}
-            _check_finite(step, metrics, self._finite_until)
+            for name in ("loss", "gradient_norm"):
+                if not np.isfinite(metrics[name]):
+                    last = self._finite_until
+                    before = f"finite until step {last}" if last else "from the start"
+                    raise Diverged(
+                        f"the {name} is {metrics[name]} at step {step} ({before}): the last "
+                        "checkpoint is good. Lower optimizer.rate, set optimizer.clip, or look at "
+                        "the images of that step",
+                        step=step,
+                    )
             self._finite_until = step
             yield step, metrics, int(signal)
-
-
-def _check_finite(step: int, metrics: dict[str, float], finite_until: int) -> None:
-    for name in ("loss", "gradient_norm"):
-        if not np.isfinite(metrics[name]):
-            before = f"finite until step {finite_until}" if finite_until else "from the start"
-            raise Diverged(
-                f"the {name} is {metrics[name]} at step {step} ({before}): the last checkpoint is "
-                "good. Lower optimizer.rate, set optimizer.clip, or look at the images of that "
-                "step",
-                step=step,
-            )
 
 
 def mean(window: list[dict[str, float]]) -> dict[str, float]:

@@ -47,7 +47,7 @@ def restore(
     run: Run, checkpoints: Checkpoints, report: Report, *, say: Callable[[str], None]
 ) -> Restored:
     """Returns the newest checkpoint, or the first state of a run; calls `say` with its origin."""
-    restored = checkpoints.restore(run.shapes, run.placements, repair=True)
+    restored = checkpoints.restore(run.shapes, run.placements)
     if restored is None:
         return Restored(initial_state.first_state(run, say=say), [], [])
     state, notes = restored
@@ -144,7 +144,7 @@ def train(
         evaluation = None
     if start_step in run.reload_steps:  # A checkpoint holds the state before the reload.
         state = _reload_best(state, run, checkpoints)
-    device_batches = prefetch(host_batches, run.shards.rows, window=run.options.runtime.data.window)
+    device_batches = prefetch(host_batches, run.shards.rows)
     patience = run.options.patience
     is_over = is_out_of_patience(history, patience)  # The run was finished already.
     remaining_steps = range(start_step + 1, start_step + 1 if is_over else run.steps + 1)
@@ -152,10 +152,9 @@ def train(
         journal.say("compiling the train step")
     for step in remaining_steps:
         if step - 1 in run.neighbor_steps:
-            host_batches.replace(_batches(run, step - 1, refresh_neighbors(), resident))
-            device_batches = prefetch(
-                host_batches, run.shards.rows, window=run.options.runtime.data.window
-            )
+            sample_fn = refresh_neighbors()
+            host_batches.replace(batches(run, step - 1, sample_fn=sample_fn, resident=resident))
+            device_batches = prefetch(host_batches, run.shards.rows)
         with journal.waiting():
             batch = next(device_batches)
         signal = interrupts.row()
@@ -269,24 +268,16 @@ def batches(
     start_step: int = 0,
     *,
     workdir: pathlib.Path | None = None,
+    sample_fn: Callable[..., np.ndarray] | None = None,
     resident: Resident | None = None,
 ) -> pipeline.Batches:
     """Returns this host's rows of the batches from step `start_step + 1` on, without an end.
 
-    `workdir` is the run folder, which a resumed run may need. With `resident`, batches have rows
-    and draws in place of images.
+    Without `sample_fn`, the sampler is the one of that step, for which a resumed run may need
+    `workdir`. With `resident`, batches have rows and draws in place of images.
     """
-    return _batches(run, start_step, neighbors.sample_fn_at(run, workdir, start_step), resident)
-
-
-def _batches(
-    run: Run,
-    start_step: int,
-    sample_fn: Callable[..., np.ndarray],
-    resident: Resident | None,
-) -> pipeline.Batches:
     options: dict[str, Any] = {
-        "sample_fn": sample_fn,
+        "sample_fn": sample_fn or neighbors.sample_fn_at(run, workdir, start_step),
         "seed": run.options.seed,
         "start": start_step,
         "host": jax.process_index(),

@@ -9,7 +9,6 @@ import numpy as np
 
 from dmljax import retrieval
 from dmljax.files.writing import write_array
-from dmljax.hints import counted, shown_bytes
 from dmljax.train.evaluation import MAIN, Evaluator
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
@@ -42,25 +41,12 @@ def nearest_of_each_class(
     return nearest.astype(np.int32)
 
 
-def describe(run: Run) -> str:
-    """Describes when a run searches, and how much host memory that takes, for its header."""
-    images, classes, width = len(run.train), len(np.unique(run.train.labels)), Evaluator(run).width
-    # Of each class a sum in float64 and a center in float32, and its neighbors in int32.
-    taken = 4 * images * width + classes * (12 * width + 4 * min(_COUNT, classes - 1))
-    return (
-        f"the nearest classes are searched {counted(len(run.neighbor_steps), 'time')}, which takes "
-        f"{shown_bytes(taken)} of the host's memory for {counted(images, 'embedding')} of "
-        f"{width:,} numbers and {counted(classes, 'class')}"
-    )
-
-
 def refresh(
     run: Run, state: TrainState, evaluator: Evaluator, workdir: pathlib.Path
 ) -> Callable[..., np.ndarray]:
     """Searches the neighbors by the current embeddings, and returns the sampler with them.
 
     They are also kept in the run folder, for a run that is resumed before the next search.
-    `describe` says what memory this needs.
     """
     embeddings = evaluator.embeddings(state, run.train)[MAIN]
     table = nearest_of_each_class(embeddings, run.train.labels)

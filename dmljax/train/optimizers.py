@@ -148,11 +148,11 @@ def build(
     )
     has_frozen = any(rule["frozen"] for rule in rules)
     chain = []
-    if has_frozen or any(rule["from"] for rule in rules):
+    if len(first_steps) > 1:
         chain.append(_only_learning(per_leaf(lambda rule, *_: updates_before[rule["from"]])))
     chain += [] if clip is None else [optax.clip_by_global_norm(clip)]
     chain += [] if clip_value is None else [optax.clip(clip_value)]
-    if len(first_steps) == 1 and not has_frozen:
+    if len(first_steps) == 1:
         chain.append(part)
     else:
         parts = {f"from {n}": _after(part, updates_before[n]) for n in first_steps}
@@ -175,18 +175,18 @@ def build(
         transform = optax.MultiSteps(transform, accumulate).gradient_transformation()
     if not has_frozen:
         return transform
-    return _of_learning(transform, lambda path: bool(_match(rules, path)["frozen"]))
+    kinds = per_leaf(lambda rule, *_: "frozen" if rule["frozen"] else "learns")
+    # Frozen parameters need no optimizer state.
+    return optax.multi_transform({"learns": transform, "frozen": optax.set_to_zero()}, kinds)
 
 
 def _rule(group: Mapping[str, Any]) -> dict[str, Any]:
-    defaults = {"path": None, **_NO_GROUP}
-    if unknown := set(group) - set(defaults):
-        raise ValueError(f"a group has {', '.join(defaults)}, not {', '.join(sorted(unknown))}")
-    rule = {**defaults, **group}
-    if rule["path"] is None:
-        raise ValueError(f"the group {dict(group)} needs a path: write dict(path='^head/', ...)")
-    if rule["from"] < 0:
-        raise ValueError(f"the group {rule['path']!r}: from must be 0 or more, not {rule['from']}")
+    rule = {"path": None, **_NO_GROUP, **group}
+    if rule["path"] is None or rule["from"] < 0 or len(rule) > len(_NO_GROUP) + 1:
+        raise ValueError(
+            f"the group {dict(group)} needs a path, such as '^head/', and may have "
+            f"{', '.join(_NO_GROUP)}; from must be 0 or more"
+        )
     try:
         return {**rule, "path": re.compile(rule["path"])}
     except re.error as error:
@@ -221,22 +221,6 @@ def _added(per_leaf, amount_fn: Callable) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def _of_learning(
-    transform: optax.GradientTransformation, is_frozen: Callable[[str], bool]
-) -> optax.GradientTransformation:
-    """Applies `transform` only to what learns: frozen parameters need no optimizer state."""
-
-    def hide(tree):
-        return adapt.split(tree, list(filter(is_frozen, adapt.paths_of(tree))))[0]
-
-    def update(gradients, state, params=None):
-        params = None if params is None else hide(params)
-        updates, state = transform.update(hide(gradients), state, params)
-        return adapt.joined(updates, jax.tree.map(jnp.zeros_like, gradients)), state
-
-    return optax.GradientTransformation(lambda params: transform.init(hide(params)), update)
-
-
 def _only_learning(wait: Callable) -> optax.GradientTransformation:
     """Replaces gradients of parameters that still wait by zeros, so that no norm counts them.
 
@@ -253,27 +237,9 @@ def _only_learning(wait: Callable) -> optax.GradientTransformation:
     return optax.GradientTransformation(_zero_count, update)
 
 
-class _Waiting(NamedTuple):
-    passed: jax.Array  # updates so far
-    inner: Any
-
-
 def _after(transform: optax.GradientTransformation, wait: int) -> optax.GradientTransformation:
     """Delays `transform` by `wait` updates, which are 0."""
-    if not wait:
-        return transform
-
-    def update(updates, state, params=None):
-        moved, inner = transform.update(updates, state.inner, params)
-        moved, inner = jax.tree.map(
-            lambda new, old: jnp.where(state.passed >= wait, new, old),
-            (moved, inner),
-            (jax.tree.map(jnp.zeros_like, moved), state.inner),
-        )
-        return moved, _Waiting(state.passed + 1, inner)
-
-    init = lambda params: _Waiting(jnp.zeros((), jnp.int32), transform.init(params))  # noqa: E731
-    return optax.GradientTransformation(init, update)
+    return optax.conditionally_mask(transform, lambda step: step >= wait) if wait else transform
 
 
 def _zero_count(params: Any) -> optax.ScaleByScheduleState:

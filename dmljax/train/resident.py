@@ -53,7 +53,7 @@ def choose(run: Run, *, say: Callable[[str], None]) -> Resident | None:
 
     Calls `say` with the choice and its reason, unless `runtime.data` is 'host'.
     """
-    choice = run.options.runtime.data.name
+    choice = run.options.runtime.data
     if choice == "host":
         return None
     try:
@@ -75,9 +75,10 @@ def load(run: Run, *, fraction: float = 1.0) -> Resident:
     """
     shards = run.shards
     local = [d for d in shards.mesh.devices.flat if d.process_index == jax.process_index()]
-    memory = _Memory(len(run.train), local, fraction)
-    sources = np.arange(len(run.train))
-    images: list[np.ndarray | None] = []
+    count, free = len(run.train), _free_bytes(local)
+    rows, bytes_needed = -(-count // len(local)), 0
+    sources, images = np.arange(count), list[np.ndarray | None]()
+    bound: tuple[int, ...] = ()
     shapes: list[tuple[int, ...]] = []
     for i, (source, image) in enumerate(_read(run)):
         if i == 0:  # before minutes of reading
@@ -85,22 +86,40 @@ def load(run: Run, *, fraction: float = 1.0) -> Resident:
         sources[i] = source
         images.append(image)
         shapes.append(shapes[-1] if shapes and shapes[-1] == image.shape else image.shape)
-        if memory.add(image):
+        bound = tuple(map(max, bound or image.shape, image.shape))
+        bytes_needed = rows * math.prod(bound) * image.dtype.itemsize
+        if bytes_needed > fraction * free:
             break
-    memory.check()
+    on_devices = f"each of {len(local)} devices" if len(local) > 1 else "the device"
+    note = (
+        f"{count:,} images of {' x '.join(map(str, bound))} take {shown_bytes(bytes_needed)} on "
+        f"{on_devices}, with {shown_bytes(free)} free"
+    )
+    _check_memory(note, is_too_large=bytes_needed > fraction * free, fraction=fraction)
     program = augment.program(run.transform_fn, shapes)
     blocks = [
-        jax.device_put(_block(images, range(i * memory.rows, (i + 1) * memory.rows), memory), d)
+        jax.device_put(_block(images, range(i * rows, (i + 1) * rows), bound, image.dtype), d)
         for i, d in enumerate(local)
     ]
     # One array has all images of the first host, then all images again for the next one.
-    shape = (memory.rows * shards.size, *memory.bound)
-    return Resident(
-        {"resident": jax.make_array_from_single_device_arrays(shape, shards.rows, blocks)},
-        _images_fn(program, shards.mesh, hosts=shards.hosts, together=_together(shards.platform)),
-        shapes,
-        sources,
-        f"{memory.describe()}, with {shown_bytes(memory.free)} free before",
+    array = jax.make_array_from_single_device_arrays(
+        (rows * shards.size, *bound), shards.rows, blocks
+    )
+    together = None if shards.platform == "cpu" else _TOGETHER
+    images_fn = _images_fn(program, shards.mesh, hosts=shards.hosts, together=together)
+    return Resident({"resident": array}, images_fn, shapes, sources, f"{note} before")
+
+
+def _check_memory(note: str, *, is_too_large: bool, fraction: float) -> None:
+    """Raises `DoesNotFit` on every process if the images of one do not fit."""
+    if not hosts.highest(int(is_too_large)):
+        return
+    if not is_too_large:
+        raise DoesNotFit("the training images do not fit on the devices of another host")
+    part = "" if fraction == 1 else f", and they may take {fraction:.0%}"
+    raise DoesNotFit(
+        f"{note}{part}: take smaller images (dmljax prepare --size), more devices, or "
+        "--config.runtime.data=host"
     )
 
 
@@ -120,65 +139,22 @@ def _read(run: Run) -> Iterator[tuple[int, np.ndarray]]:
                 yield from images
 
 
-class _Memory:
-    """The bytes that the images read so far need on each device, and the free memory."""
-
-    def __init__(self, count: int, devices: Sequence[jax.Device], fraction: float):
-        self._count, self._devices, self._fraction = count, devices, fraction
-        self.rows = -(-count // len(devices))
-        self.free = _free_bytes(devices)
-        self.bound: tuple[int, ...] = ()
-        self.dtype: Any = np.uint8
-
-    @property
-    def _needed(self) -> int:
-        return self.rows * math.prod(self.bound) * np.dtype(self.dtype).itemsize
-
-    def add(self, image: np.ndarray) -> bool:
-        """Makes room for an image; returns whether all are too large if they have its size."""
-        self.bound = tuple(map(max, self.bound or image.shape, image.shape))
-        self.dtype = image.dtype
-        return self._needed > self._fraction * self.free
-
-    def describe(self) -> str:
-        count = len(self._devices)
-        devices = f"each of {count} devices" if count > 1 else "the device"
-        sides = " x ".join(map(str, self.bound))
-        return f"{self._count:,} images of {sides} take {shown_bytes(self._needed)} on {devices}"
-
-    def check(self) -> None:
-        """Raises `DoesNotFit` on every process if the images of one do not fit."""
-        is_too_large = self._needed > self._fraction * self.free
-        if not hosts.highest(int(is_too_large)):
-            return
-        if not is_too_large:
-            raise DoesNotFit("the training images do not fit on the devices of another host")
-        part = "" if self._fraction == 1 else f", and they may take {self._fraction:.0%}"
-        raise DoesNotFit(
-            f"{self.describe()}, with {shown_bytes(self.free)} free{part}: take smaller "
-            "images (dmljax prepare --size), more devices, or --config.runtime.data=host"
-        )
-
-
 def _free_bytes(devices: Sequence[jax.Device]) -> int:
     """Returns the free memory of each device; CPUs share half of the host's."""
     free = [count for x in devices if (count := free_bytes(x.memory_stats())) is not None]
     return min(free) if len(free) == len(devices) else machine.free_memory() // (2 * len(devices))
 
 
-def _block(images: list[np.ndarray | None], rows: range, memory: _Memory) -> np.ndarray:
+def _block(
+    images: list[np.ndarray | None], rows: range, bound: tuple[int, ...], dtype: Any
+) -> np.ndarray:
     """Stacks the images of a device, with zeros beyond each; drops them from the list."""
-    block = np.zeros((len(rows), *memory.bound), memory.dtype)
+    block = np.zeros((len(rows), *bound), dtype)
     for i, row in enumerate(rows):
         if row < len(images) and (image := images[row]) is not None:
             block[i][tuple(slice(side) for side in image.shape)] = image
             images[row] = None
     return block
-
-
-def _together(platform: str) -> int | None:
-    """Returns how many images are transformed at a time; None is one."""
-    return None if platform == "cpu" else _TOGETHER
 
 
 def _images_fn(

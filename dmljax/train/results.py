@@ -51,38 +51,23 @@ class Report:
     def finished(self, chosen: Chosen, scores: Mapping[str, float], **facts: Any) -> None:
         """Writes the result of a run that came to its end."""
         steps = [row["step"] for row in journal.read(RunFolder(self._workdir).metrics)]
-        self._write("finished", "", max(steps, default=chosen.step), chosen, dict(scores), facts)
+        step = max(steps, default=chosen.step)
+        self._write("finished", step=step, chosen=chosen, scores=dict(scores), **facts)
 
     def failed(self, error: Exception, **facts: Any) -> None:
         """Writes that a run ended with an error, if the folder can be written."""
         status = "diverged" if isinstance(error, FloatingPointError) else "failed"
         message = " ".join(str(error).split()) or type(error).__name__
         with contextlib.suppress(OSError):
-            self._write(status, message, getattr(error, "step", None), None, {}, facts)
+            self._write(status, message, step=getattr(error, "step", None), **facts)
 
-    def _write(
-        self,
-        status: str,
-        message: str,
-        step: int | None,
-        chosen: Chosen | None,
-        scores: dict[str, float | None],
-        facts: dict[str, Any],
-    ) -> None:
-        if jax.process_index():
-            return
-        rows = journal.read(RunFolder(self._workdir).metrics)
-        result = self._result_fn(
-            status=status,
-            message=message,
-            step=step,
-            chosen=chosen,
-            scores=scores,
-            evaluations=evaluations(rows),
-            wall_seconds=self.seconds(),
-            **facts,
-        )
-        write(self._workdir, result)
+    def _write(self, status: str, message: str = "", **facts: Any) -> None:
+        if jax.process_index() == 0:
+            rows = journal.read(RunFolder(self._workdir).metrics)
+            facts = {"chosen": None, "scores": {}, **facts, "evaluations": evaluations(rows)}
+            seconds = self.seconds()
+            result = self._result_fn(status=status, message=message, wall_seconds=seconds, **facts)
+            write(self._workdir, result)
 
 
 def evaluations(rows: Sequence[Mapping[str, Any]]) -> list[Evaluated]:

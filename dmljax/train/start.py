@@ -157,25 +157,24 @@ def others(
     origin = f"{start.folder}, step {start.step}"
     if taken is None:
         return {}, f"start: the backbone of {origin}; all else is drawn (start.takes=backbone)"
-    values: dict[str, np.ndarray] = {}
-    kept, drawn = {"the backbone": ""}, dict[str, str]()
-    for name, shape in taken.shapes.items():
-        collection, _, path = name.partition("/")
-        module = "/".join(path.split("/")[:2]) if path.count("/") > 1 else path.split("/")[0]
-        fits = name in arrays and arrays[name].shape == shape.shape
-        if name in taken.per_class:
-            reason = "a row for each class"
-        elif fits:
-            values[name] = np.asarray(arrays[name])
-            reason = ""
-        else:
-            reason = "of another shape" if name in arrays else "not in that run"
-        if collection == "params" and path not in taken.backbone:
-            (drawn if reason else kept).setdefault(module, reason)
-    line = f"start: {', '.join(kept)} of {origin}"
-    if drawn:
-        line += "; drawn: " + ", ".join(f"{name} ({why})" for name, why in drawn.items())
-    return values, line
+    values = {
+        name: np.asarray(arrays[name])
+        for name, shape in taken.shapes.items()
+        if name in arrays and arrays[name].shape == shape.shape and name not in taken.per_class
+    }
+    outside = [name for name in taken.shapes if name.removeprefix("params/") not in taken.backbone]
+    kept, drawn = (
+        dict.fromkeys(_module(x) for x in outside if x.startswith("params/") and (x in values) == y)
+        for y in (True, False)
+    )
+    line = f"start: {', '.join(['the backbone', *kept])} of {origin}"
+    return values, line + (f"; drawn: {', '.join(drawn)}" if drawn else "")
+
+
+def _module(name: str) -> str:
+    """Returns the module of a parameter: 'head/red' for 'params/head/red/kernel'."""
+    folders = name.split("/")[1:-1] or name.split("/")[1:]
+    return "/".join(folders[:2])
 
 
 def replaced(params: Any, model_state: Any, others: Mapping[str, Any] | None) -> tuple[Any, Any]:

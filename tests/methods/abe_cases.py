@@ -10,12 +10,8 @@ from dmljax.config import registry
 from dmljax.methods.abe import contrastive
 
 CLASSES, B = 6, 24
-
-
 CUT = {"split": ("one", "two"), "attention": "two"}
 HEADS = {"attention": None}  # the control: separate heads without attention
-
-
 NET = Patches()
 
 

@@ -10,14 +10,8 @@ from dmljax.config import registry
 from dmljax.nets import layers
 
 N, D, C, HEADS = 8, 8, 3, 2
-
-
 LOSS = functools.partial(losses.label_smoothed_cross_entropy, epsilon=0.1, temperature=0.2)
-
-
 NET = nets.convnet(widths=(8,), strides=(2,), norm=layers.frozen_batch_norm)
-
-
 SHARED = {"sublayers": 2, "share_vector": True, "share_projection": True}
 
 

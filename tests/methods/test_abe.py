@@ -1,6 +1,7 @@
 """ABE against loops in float64, and its collapse without the divergence."""
 
 import functools
+import importlib
 from unittest import mock
 
 import jax
@@ -12,11 +13,11 @@ from abe_cases import CUT, HEADS, B, abe_method, batch_of_patterns, initial_stat
 from one_step import Patches, jit
 
 from dmljax import losses, methods, miners, nets
-from dmljax.config import registry
 from dmljax.methods import base
 from dmljax.methods.abe import contrastive, divergence
-from dmljax.methods.abe import nets as ensembles
 from dmljax.report import inside
+
+ensembles = importlib.import_module("dmljax.methods.abe")
 
 
 @functools.cache
@@ -55,19 +56,6 @@ def test_loss_is_the_learners_and_lambda_times_the_divergence(heads):
     np.testing.assert_allclose(actual["value"], metric + 0.7 * expected_divergence, rtol=1e-4)
     cosine = np.mean([np.sum(x[:, p] * x[:, q], axis=1) for p, q in ((0, 1), (0, 2), (1, 2))])
     np.testing.assert_allclose(actual["self_cosine"], cosine, atol=1e-5)
-
-
-def test_margins_of_a_config_follow_the_step():
-    margin = {"name": "ramp", "first": 0.2, "last": 1.8, "at": [100, 200]}
-
-    def losses_at(margin, step):
-        spec = {"name": "dmljax.methods.abe:contrastive", "margin": margin}
-        divergence_fn = {"name": "divergence", "margin": margin}
-        method = abe_method(registry.resolve("loss", spec), divergence_fn=divergence_fn)
-        (values,) = _losses(method, step=step)
-        return [values[name] for name in ("metric", "divergence", "value")]
-
-    np.testing.assert_allclose(losses_at(margin, 150), losses_at(1.0, 0), rtol=1e-5)
 
 
 def test_drawn_pairs_are_rows_a_half_apart():
@@ -121,19 +109,6 @@ def test_min_max_masks_span_zero_to_one():
     np.testing.assert_allclose(masks.max(axis=(2, 3)), 1, atol=1e-6)
 
 
-COUNTS = [(8, 512, False, 12_047_040), (2, 128, False, 9_648_000), (1, 512, True, 6_498_352)]
-
-
-@pytest.mark.parametrize(("learners", "dim", "heads", "count"), COUNTS)
-def test_published_sizes(learners, dim, heads, count):
-    options = {"learners": learners, "dim": dim, **(HEADS if heads else {})}
-    method = methods.abe(nets.googlenet(), contrastive, classes=98, **options)
-    batch = {"images": jax.ShapeDtypeStruct((2, 224, 224, 3), jnp.float32)}
-    params, _ = jax.eval_shape(method.init, jax.random.key(0), batch)
-    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count
-    assert ("masks" in params["net"]) == (not heads)
-
-
 @functools.cache
 def _trained(lambda_div):
     """(metrics of 120 steps, params, model_state)."""
@@ -178,30 +153,6 @@ def test_trained_learners_separate_the_classes(lambda_div):
     assert np.mean(cosines["positive"]) > np.mean(cosines["negative"]) + 0.3
 
 
-BAD = {
-    "pairs": ({"pairs_fn": "drawn"}, "no choice of pairs 'drawn': did you mean 'drawn_pairs'"),
-    "mask": ({"mask_fn": "relu"}, "there is no mask 'relu'. It has: min_max, sigmoid"),
-    "share": ({"learners": 5}, "5 learners cannot share 12 features"),
-    "divergence": (
-        {"divergence_fn": "maximum"},
-        "no divergence of learners 'maximum'. It has: divergence, mean_divergence",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_wrong_arguments_are_refused_in_one_line(case):
-    options, message = BAD[case]
-    with pytest.raises(ValueError, match=message) as caught:
-        method = abe_method(**options)
-        state = jax.eval_shape(method.init, jax.random.key(0), batch_of_patterns())
-        jax.eval_shape(
-            lambda p, s: method.loss(p, s, batch_of_patterns(), key=jax.random.key(0), step=0),
-            *state,
-        )
-    assert "\n" not in str(caught.value)
-
-
 def test_a_net_without_stages_and_an_odd_batch_are_refused():
     with pytest.raises(ValueError, match=r"Lecun does not .* take googlenet"):
         methods.abe(nets.lecun(), contrastive, classes=3)
@@ -209,19 +160,3 @@ def test_a_net_without_stages_and_an_odd_batch_are_refused():
     method = abe_method(pairs_fn="drawn_pairs")
     with pytest.raises(ValueError, match=r"an even number of rows, not 23"):
         method.loss(*initial_state(), odd, key=jax.random.key(0), step=0)
-
-
-@pytest.mark.parametrize("heads", [False, True])
-def test_the_pool_sets_the_width_of_the_features(heads):
-    images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
-    cut, actual = {"split": ("conv3", "conv4"), "attention": None if heads else "conv4"}, {}
-    for pool in (None, "flatten", "learned_gem"):
-        spec = {"name": "abe", "dim": 8, "learners": 2, "pool_fn": pool, **cut}
-        method = registry.resolve("method", spec)(nets.convnet(), contrastive, classes=5)
-        params, state = jax.eval_shape(method.init, jax.random.key(0), {"images": images})
-        assert jax.eval_shape(method.embed, params, state, images).shape == (2, 8)
-        linear = params["net"]["embedding_0" if heads else "embedding"]["kernel"]
-        powers = [leaf for name, leaf in params["net"].items() if name.startswith("pool")]
-        actual[pool] = linear.shape, len(jax.tree.leaves(powers))
-    several = 2 if heads else 1
-    assert list(actual.values()) == [((128, 4), 0), ((2048, 4), 0), ((128, 4), several)]

@@ -10,8 +10,6 @@ from dmljax.methods.abe import contrastive, divergence, mean_divergence
 
 RNG = np.random.default_rng(0)
 X = unit(RNG.normal(size=(8, 3))).astype(np.float32)
-
-
 LABELS = np.array([0, 0, 1, 1, 2, 2, 2, 3])
 
 

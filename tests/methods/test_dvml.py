@@ -15,17 +15,9 @@ from dmljax.config import registry
 from dmljax.methods import base
 
 RNG = np.random.default_rng(0)
-
-
 B, CLASSES, DIM, T = 8, 4, 5, 3
-
-
 AT = 10  # the step at which phase 2 begins
-
-
-METHOD_MODULE = sys.modules["dmljax.methods.dvml.method"]
-
-
+METHOD_MODULE = sys.modules["dmljax.methods.dvml"]
 ENCODER = ("net", "heads")
 
 
@@ -85,8 +77,6 @@ def _compiled(*, slopes=True, **options):
 
 
 _compiled = functools.cache(_compiled)
-
-
 CODE = ("code_1600", "code_1200")
 NOISE = np.random.default_rng(3).normal(size=(T, B, DIM)).astype(np.float32)
 
@@ -180,11 +170,7 @@ def _reached(slopes):
 
 
 ONLY_L2 = ((0, 1, 0, 0), (0, 1, 0, 0))
-
-
 EVERYTHING = {*ENCODER, "decoder"}
-
-
 REACH = {
     "paper": ({}, {"decoder"}, EVERYTHING),
     "always": ({"release": (True, True)}, EVERYTHING, EVERYTHING),
@@ -371,29 +357,9 @@ def test_the_pool_sets_the_width_of_the_features():
     assert list(actual.values()) == [(128, 0), (4 * 4 * 128, 0), (128, 1)]
 
 
-HEADS = {"paper": 3 * (1024 * 512 + 512), "code_1200": 3 * (1024 * 128 + 128) + 3 * 2 * 1024}
-
-
-DECODER = {
-    "paper": 512 * 512 + 512 + 512 * 1024 + 1024,
-    "code_1200": 128 * 512 + 512 + 2 * 512 + 512 * 1024 + 1024,
-}
-
-
-@pytest.mark.parametrize("mode", ["paper", "code_1200"])
-def test_published_sizes(mode):
-    method = registry.resolve("method", recipes.dvml(mode=mode)["method"])
-    method = method(nets.googlenet(), _spread, classes=98)
-    batch = {"images": jax.ShapeDtypeStruct((2, 227, 227, 3), jnp.float32)}
-    params, _ = jax.eval_shape(method.init, jax.random.key(0), batch)
-    count = {k: sum(x.size for x in jax.tree.leaves(v)) for k, v in params.items()}
-    expected = {"net": 5_973_552, "heads": HEADS[mode], "decoder": DECODER[mode]}
-    assert count == expected | ({"probe": 1024 * 98 + 98} if mode in CODE else {})
-
-
 BAD = {
     "mode": ({"mode": "both"}, "mode is paper, code_1600, code_1200 or report, not 'both'"),
-    "release": ({"release": (True,)}, "release has one value for each of two phases"),
+    "release": ({"release": (True,)}, r"release=.* have one value for each phase"),
     "activation": ({"activation_fn": "erf"}, "there is no activation 'erf'.*relu"),
     "form": ({"reconstruction_fn": "sum"}, "no reconstruction 'sum'.*reconstruction_half_sum"),
     "lambdas": ({"lambdas": ((1, 1, 1),)}, "four weights for phase 1 and four for phase 2"),

@@ -5,8 +5,6 @@ import pytest
 from one_step import moved, read, shrink, step
 
 PAPER = [[1.0, 1.0, 0.1, 1.0], [0.8, 1.0, 0.2, 0.8]]
-
-
 ROWS = [
     ("cars_dvml", None, 512, PAPER, 1500, 1e-4, "semihard_triplet"),
     ("cars_dvml", "loss=npair", 512, PAPER, 1500, 1e-4, "dmljax.methods.dvml:n_pairs"),

@@ -1,9 +1,6 @@
 """The graph method and its ablations against loops in float64, its gradients and its outputs."""
 
-import functools
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from graph_cases import (
@@ -19,9 +16,6 @@ from graph_cases import (
     images_of_batch,
     jit,
 )
-
-from dmljax.methods import assemble, base
-from dmljax.nets import pools
 
 
 def _run(name="baseline", *, images=None, labels=LABELS, where=None, key=0, step=0):
@@ -155,19 +149,6 @@ def test_the_loss_of_the_graph_trains_the_backbone():
     assert (np.abs(of_images).max(axis=(1, 2, 3)) > 1e-6).all()
 
 
-def test_order_of_the_batch_does_not_matter():
-    order = np.array([3, 1, 7, 0, 2, 6, 5, 4])
-    (value, (state, _)), (slopes, of_images) = _run()
-    (other, (other_state, _)), (other_slopes, of_others) = _run(
-        images=images_of_batch()[order], labels=LABELS[order]
-    )
-    np.testing.assert_allclose(other, value, rtol=1e-5)
-    np.testing.assert_allclose(of_others, of_images[order], atol=2e-5)
-    trees = (slopes, state), (other_slopes, other_state)
-    for a, b in zip(*map(jax.tree.leaves, trees), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5)
-
-
 @pytest.mark.parametrize("name", ["two layers, necks", "edges"])
 def test_masking_an_image_is_dropping_it(name):
     where = np.arange(N) != 2
@@ -182,14 +163,6 @@ def test_masking_an_image_is_dropping_it(name):
         results.append((value, state, actual, slopes))
     for a, b in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
-def test_a_second_batch_does_not_recompile():
-    _run("no MLP")
-    slope = graph_case("no MLP")[3]
-    for seed in (1, 2):
-        _run("no MLP", labels=LABELS[::-1].copy(), key=seed, step=seed)
-    assert slope._cache_size() == 1
 
 
 def test_dropout_follows_the_key():
@@ -243,12 +216,6 @@ def test_an_embedding_depends_on_its_image_and_the_backbone_alone():
     assert graph_case()[0].inspect.parts is None
 
 
-def test_backbone_only_has_no_graph():
-    method, params, model_state, _ = graph_case("backbone only")
-    assert sorted(params) == ["head", "net"] and sorted(model_state["batch_stats"]) == ["net"]
-    assert method.inspect == base.Inspect()
-
-
 def test_attention_of_a_batch_follows_its_edges():
     """Weights sum to 1 over the senders. They are 0 up to the threshold of the correlation."""
     method, params, model_state, _ = graph_case("edges")
@@ -260,50 +227,3 @@ def test_attention_of_a_batch_follows_its_edges():
     for head in np.asarray(maps["attention"][0]):
         np.testing.assert_array_equal(head > 0, adjacency)
         np.testing.assert_allclose(head.sum(axis=1), 1, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("name", "shapes"),
-    [
-        ("GAT", {"attention": (1, HEADS, N, N), "attention_2": (1, 1, N, N)}),
-        ("no attention", {}),
-    ],
-)
-def test_attention_of_each_layer_is_returned(name, shapes):
-    method, params, model_state, _ = graph_case(name)
-    maps = jax.eval_shape(method.inspect.batch_attention, params, model_state, images_of_batch())
-    assert {name: array.shape for name, array in maps.items()} == shapes
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"encoder_weight": 0.0, "graph_weight": 0.0}, "both 0: nothing would be learned"),
-        (
-            {"edges_fn": {"name": "similarity_graph", "similarity_fn": "corelation"}},
-            "no similarity 'corelation': did you mean 'correlation'",
-        ),
-        (
-            {"edges_fn": {"name": "similarity_graph", "positive_fn": "abs"}},
-            r"no edge weight 'abs'\. It has: rectified, shifted",
-        ),
-    ],
-)
-def test_wrong_arguments_are_refused_in_one_line(options, message, unchecked):
-    with pytest.raises(ValueError, match=message) as caught:
-        graph_method(**options)
-    assert "\n" not in str(caught.value)
-
-
-def test_an_encoder_takes_a_pool_with_options():
-    """Of any method: the head makes the pools that a backbone does not."""
-    encoder = assemble.encoder(NET, dim=None, pool_fn=functools.partial(pools.learned_gem, p=200.0))
-    _, params, model_state, _ = graph_case("backbone only")
-    stats = {"batch_stats": {"net": model_state["batch_stats"]["net"]}}
-    trees = {"net": params["net"], "head": {"gem": {"p": jnp.float32(200.0)}}}
-    pooled = jit(lambda x: encoder.apply(trees, stats, x, train=False)[0]["pooled"])(
-        images_of_batch()
-    )
-    maps = NET.apply({"params": params["net"], "batch_stats": stats["batch_stats"]["net"]},
-                     images_of_batch(), train=False)["features"]  # fmt: skip
-    np.testing.assert_allclose(pooled, np.max(maps, axis=(1, 2)), rtol=0.05, atol=2e-6)

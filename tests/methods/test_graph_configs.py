@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from graph_cases import LOSS, fill_at_random, jit
+from graph_cases import LOSS
 from ml_collections import ConfigDict
 from system import load_module
 
@@ -15,13 +15,8 @@ from dmljax import nets
 from dmljax.config import files as config
 from dmljax.config import registry, timing
 from dmljax.config.build import build
-from dmljax.train import optimizers, schedules
-from dmljax.train.step import init_state, train_step
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
-
-
-SETS = ("cub", "cars", "sop", "inshop")
 
 
 @functools.cache
@@ -108,37 +103,6 @@ def _small(name, arg, folder):
     return actual
 
 
-def _first_step(run):
-    """The loss and parameters around one step on the first batch of the data, as the loop does."""
-    rows = run.sample_fn(run.train.labels, seed=0, step=0)
-    rng = np.random.default_rng(0)
-    images = np.stack([run.transform_fn(run.train.records[i], rng) for i in rows])
-    batch = {"images": images, "labels": run.train.labels[rows]}
-    normalized = {**batch, "images": run.normalize_fn(images)}
-    params, model_state = fill_at_random(
-        jax.eval_shape(run.method.init, jax.random.key(0), normalized)
-    )
-    before = init_state(params, model_state, run.optimizer)
-    step = jit(train_step(run.method, run.optimizer, normalize_fn=run.normalize_fn, seed=0))
-    return before, *step(before, batch)
-
-
-@pytest.mark.parametrize("name", ["sop", "cub"])
-def test_a_step_of_a_config_trains_every_part(name, folder):
-    run = build(_small(name, "published=True", folder))
-    before, after, actual = _first_step(run)
-    assert run.batch_size == 8 and np.isfinite(actual["loss"]) and actual["gradient_norm"] > 0
-    assert ("graph_loss" in actual) == (name != "sop")  # whose published config has none
-    for part in before.params:
-        gaps = [
-            np.abs(a - b).max()
-            for a, b in zip(
-                *map(jax.tree.leaves, (before.params[part], after.params[part])), strict=True
-            )
-        ]
-        assert max(gaps) > 0, part
-
-
 def _check_blocks(blocks, arg, *, layers):
     """The parameters of every block are those of its attention and of its second step."""
     attention = next((kind for kind in ("gatv2", "gat", "none") if f"={kind}" in arg), "dot")
@@ -158,7 +122,7 @@ def _check_blocks(blocks, arg, *, layers):
             assert ("output" in block["att"]) == ("published=True" in arg)
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", ["cars", "sop"])
 @pytest.mark.parametrize(
     "arg",
     [
@@ -201,27 +165,6 @@ def test_the_rate_is_divided_at_both_reloads_and_once_as_published():
     np.testing.assert_allclose(factors[True], [1, 1, 0.1, 0.1, 0.1, 0.1], rtol=1e-6)
 
 
-def test_biases_and_norms_decay_too():
-    """The published optimizer spares neither biases nor norms."""
-    spec = config.plain(_module("cub").get_config().optimizer)
-    params = {"fc": {"bias": jnp.ones(3), "kernel": jnp.ones((2, 3))}}
-    rate, decay = spec["rate"], spec["decay"]
-    optimizer = optimizers.build(
-        optimizers.radam(),
-        schedule=schedules.constant(total=1),
-        **{name: spec[name] for name in ("rate", "decay", "groups")},
-    )
-    zero = jax.tree.map(jnp.zeros_like, params)
-    updates, _ = jit(optimizer.update)(zero, optimizer.init(params), params)
-    for leaf in jax.tree.leaves(updates):
-        np.testing.assert_allclose(leaf, -rate * decay, rtol=1e-5)
-
-
-def test_a_misspelt_attention_is_refused_by_the_config():
-    with pytest.raises(ValueError, match="no attention 'gatv3': did you mean 'gatv2'"):
-        _sizes("cub", "attention=gatv3", 100)
-
-
 @pytest.mark.parametrize(
     ("name", "layers", "heads", "concat"), [("cub", 1, 2, False), ("cars", 1, 4, False)]
 )
@@ -244,7 +187,7 @@ def test_refinement_at_test_time_is_an_argument(name, layers, heads, concat, fol
             _module(name).get_config(arg)
 
 
-def test_heads_can_be_averaged(folder):
+def test_heads_can_be_averaged():
     """Each head then has all features, as many times the projections."""
     sizes = {
         heads: _sizes("cars", f"heads={heads}", 98)["graph"]
@@ -259,9 +202,6 @@ def test_heads_can_be_averaged(folder):
     assert sizes["averaged"] - sizes["concatenated"] == layers * 3 * 7 * (d * d + d)
     # W is seven heads wider; each of eight vectors a, of two parts, grows from d / 8 to d numbers.
     assert gat["averaged"] - gat["concatenated"] == layers * (7 * d * d + 8 * 2 * (d - d // 8))
-    run = build(_small("cub", "heads=averaged", folder))
-    _, _, actual = _first_step(run)
-    assert np.isfinite(actual["loss"])
     with_name = _module("cub").get_config("heads=averaged,attention=gat,published=True")
     assert with_name.method.attention_fn.to_dict() == {
         "name": "gat",

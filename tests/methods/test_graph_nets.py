@@ -2,7 +2,6 @@
 
 import functools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,18 +14,15 @@ from published_attention import (
     D,
     N,
     X,
-    count_parameters,
     linear_params,
     norm_params,
     parse_numbers,
 )
 
-from dmljax.methods.graph import nets as graph
+from dmljax.methods import graph_nets as graph
 from dmljax.nets import attention
 
 NORM1 = {"norm1": norm_params(9)}
-
-
 MLP = {
     "linear1": linear_params(11, 4 * D, D, 12),
     "linear2": linear_params(13, D, 4 * D, 14),
@@ -111,65 +107,6 @@ def test_correlations_of_the_published_code():
     np.testing.assert_array_equal(adjacency, expected > 0.6)
 
 
-def test_shifted_correlations():
-    adjacency, weights = graph.similarity_graph(X, positive_fn=graph.shifted, threshold=0.0)
-    plain = np.corrcoef(X)
-    expected = plain - plain.min()
-    np.fill_diagonal(expected, 0)
-    np.testing.assert_allclose(weights, expected, atol=1e-5)
-    off = ~np.eye(4, dtype=bool)
-    np.testing.assert_array_equal(adjacency, off & (plain > plain.min() + 1e-6))
-    # A masked row neither sets the minimum nor stays in the graph.
-    where = np.array([True, True, True, False])
-    masked = graph.similarity_graph(X, positive_fn=graph.shifted, threshold=0.0, where=where)
-    dropped = graph.similarity_graph(X[:3], positive_fn=graph.shifted, threshold=0.0)
-    np.testing.assert_allclose(masked.weights[:3, :3], dropped.weights, atol=1e-6)
-    assert not masked.adjacency[3].any() and not masked.adjacency[:, 3].any()
-
-
-def test_a_constant_row_has_no_correlation():
-    weights = graph.correlation(np.concatenate([X, np.ones((1, D), np.float32)]))
-    np.testing.assert_array_equal(weights[4], 0)
-
-
-CARS = {"classes": 98, "layers": 2, "heads": 8, "concat_layers": True}
-
-
-CUB = {"classes": 100, "layers": 1, "heads": 2}
-
-
-# Of the published code, less the bias of its neck, which it keeps at 0: 1024 for cars, 512 for cub.
-COUNTS = {
-    "dot": ({}, 6_669_824, 3_467_264),
-    "gat": (
-        {"attention_fn": functools.partial(attention.gat, **SHARED)},
-        5_619_456,
-        2_942_464,
-    ),
-    "gatv2": (
-        {"attention_fn": functools.partial(attention.gatv2, **SHARED)},
-        5_618_304,
-        2_941_696,
-    ),
-    "no attention": ({"attention_fn": None}, 4_566_528, 2_415_616),
-    "no MLP": ({"mlp_fn": None}, 2_468_352, 1_366_528),
-    "neither": ({"attention_fn": None, "mlp_fn": None}, 365_056, 314_880),
-}
-
-
-@pytest.mark.parametrize("name", COUNTS)
-def test_parameter_counts(name):
-    options, cars, cub = COUNTS[name]
-    assert count_parameters(_graph_network(**CARS, **options)) == cars - 1024
-    assert count_parameters(_graph_network(**CUB, **options)) == cub - 512
-
-
-def test_parameter_counts_of_the_other_published_networks():
-    sop = _graph_network(classes=11318, layers=1, heads=8)
-    inshop = _graph_network(classes=3997, layers=1, heads=4)
-    assert count_parameters(sop) == 9_210_880 - 512 and count_parameters(inshop) == 5_462_528 - 512
-
-
 SMALL = {"classes": 3, "layers": 2, "heads": 2, "concat_layers": True}
 
 
@@ -212,17 +149,6 @@ def test_a_network_returns_named_outputs():
     assert sorted(variables["params"]["bottleneck"]) == ["scale"]
 
 
-def test_the_last_block_alone_gives_the_features():
-    module, variables = _network(concat_layers=False, neck=False, mlp_fn=None)
-    out = module.apply(variables, X, train=False)
-    np.testing.assert_array_equal(out["features"], out["nodes"][1])
-    assert "neck" not in out and "bias" in variables["params"]["fc"]
-    block = _block_fn(heads=2, mlp_fn=None)()
-    params = variables["params"]["layers"]["1"]
-    expected = block.apply({"params": params}, out["nodes"][0], train=False)["nodes"]
-    np.testing.assert_allclose(out["nodes"][1], expected, atol=1e-6)
-
-
 def test_dropout_needs_a_key_and_only_while_training():
     _, variables = _network()
     where = np.ones(N, bool)
@@ -236,31 +162,6 @@ def test_dropout_needs_a_key_and_only_while_training():
     np.testing.assert_allclose(
         out["nodes"], _network()[0].apply(variables, X, train=False)["nodes"], atol=1e-6
     )
-
-
-def _dropped(module):
-    """Paths and rates of all dropouts that are active in training."""
-    actual = {}
-
-    def record(call, args, kwargs, context):
-        if isinstance(context.module, nn.Dropout) and not context.module.deterministic:
-            actual["/".join(context.module.path)] = context.module.rate
-        return call(*args, **kwargs)
-
-    keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
-    with nn.intercept_methods(record):
-        jax.eval_shape(lambda: module.init(keys, X, train=True))
-    return actual
-
-
-def test_dropout_is_active_after_every_step():
-    steps = {"dropout1": 0.2, "dropout": 0.2, "dropout2": 0.2}
-    block = _block_fn(heads=2, dropout=0.2)()
-    assert _dropped(block) == {"att/dropout": 0.2, **steps}
-    attention_fn = functools.partial(attention.gat, dropout=0.3, heads=4, sublayers=2)
-    block = graph.MessagePassing(dropout=0.2, attention_fn=attention_fn)
-    inner = ("dropout_layer1", "layer1/dropout", "dropout_output", "output/dropout")
-    assert _dropped(block) == {**{f"att/{name}": 0.3 for name in inner}, **steps}
 
 
 def test_masked_images_stay_out_of_the_network():
@@ -283,20 +184,6 @@ def test_masked_images_stay_out_of_the_network():
     dropped = loss(variables["params"], X[where], None)
     for ours, theirs in zip(*map(jax.tree.leaves, (masked, dropped)), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-6)
-
-
-@pytest.mark.parametrize("kind", ["dot_plus_one", "gat", "gatv2"])
-def test_a_network_in_half_precision_returns_float32(kind):
-    module = _graph_network(**SMALL, attention_fn=getattr(attention, kind), dtype=jnp.bfloat16)
-    variables = module.init(jax.random.key(0), X, train=False)
-    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(variables))
-    out = module.apply(variables, X, train=False)
-    assert {array.dtype for array in out.values()} == {jnp.dtype("float32")}
-    full = _graph_network(**SMALL, attention_fn=getattr(attention, kind)).apply(
-        variables, X, train=False
-    )
-    gap = np.abs(out["features"] - full["features"]).max()
-    assert 1e-4 < gap < 0.1  # computed in bfloat16 indeed
 
 
 def _trace(module, nodes=X, **options):

@@ -7,8 +7,8 @@ import pytest
 from graph_cases import HEADS, C, D, graph_case, jit
 
 from dmljax import metrics
-from dmljax.methods.graph import nets as graphs
-from dmljax.methods.graph.refine import refine
+from dmljax.methods import graph_nets as graphs
+from dmljax.methods.graph import refine
 from dmljax.nets import attention
 from dmljax.retrieval import k_reciprocal
 

@@ -48,12 +48,6 @@ def test_centers_of_soft_triple_are_uniform_by_their_number():
     assert centers.shape == (C, K, D) and 0.98 * bound < np.abs(centers).max() <= bound
 
 
-def test_the_values_of_other_losses_stay():
-    proxies = _params(losses.cosface)["proxies"]
-    drawn = jax.random.normal(jax.random.fold_in(jax.random.key(0), 1000), (C, D))
-    np.testing.assert_array_equal(proxies, drawn)
-
-
 def test_a_config_sets_the_deviation_and_the_embedding_layer():
     spec = {"name": "proxies", "dim": 512}
     factory = registry.resolve("method", spec | {"proxy_init": 0.5, "dense_fn": "kaiming_dense"})
@@ -67,10 +61,3 @@ def test_a_config_sets_the_deviation_and_the_embedding_layer():
     assert usual["bias"].any() and np.abs(usual["kernel"]).max() <= 1 / 10**0.5
     with pytest.raises(ValueError, match="no linear layer 'kaiming'"):
         registry.resolve("method", spec | {"dense_fn": "kaiming"})
-
-
-def test_pairs_take_the_embedding_layer_too():
-    factory = registry.resolve("method", {"name": "pairs", "dense_fn": "glorot_dense"})
-    layer = _params(losses.triplet, factory)["head"]["red"]
-    bound = (6 / (10 + D)) ** 0.5
-    assert not layer["bias"].any() and 0.9 * bound < np.abs(layer["kernel"]).max() <= bound

@@ -110,26 +110,6 @@ def test_a_method_inspects_the_kinds_of_its_row(name):
         assert arrays and all(array.ndim == RANKS[kind] for array in arrays.values())
 
 
-def test_the_split_loss_is_the_loss():
-    for name in ("pairs", "proxies"):
-        method, _ = _method(name)
-        params, model_state = jit(method.init)(KEY, BATCH)
-        options = {"key": KEY, "step": jnp.zeros((), jnp.int32)}
-
-        def in_two_steps(params, model_state, method=method, options=options):
-            outputs, model_state = method.split_loss.forward(
-                params, model_state, BATCH["images"], key=KEY
-            )
-            return method.split_loss.criterion(params, model_state, outputs, BATCH, **options)
-
-        def at_once(params, model_state, method=method, options=options):
-            return method.loss(params, model_state, BATCH, **options)
-
-        results = [jit(f)(params, model_state) for f in (in_two_steps, at_once)]
-        for first, second in zip(*map(jax.tree.leaves, results), strict=True):
-            np.testing.assert_array_equal(first, second)
-
-
 def test_a_memory_is_filled_from_the_first_step_and_counts_from_its_start():
     options = {"classes": CLASSES, "dim": 5, "memory": 2 * B, "memory_start": 3}
     method = methods.pairs(Patches(), losses.contrastive, **options)
@@ -250,12 +230,9 @@ def test_a_method_with_prefixes_adds_their_losses_to_that_of_the_whole_width(nam
     ("name", "options", "error", "message"),
     [
         ("pairs", {"dim": 6, "prefixes": [4, 8]}, ValueError, "at most the width 6"),
-        ("proxies", {"dim": None, "prefixes": [16]}, ValueError, "at most the width 10"),
         ("pairs", {"prefixes": [4, 2]}, ValueError, "ascending numbers of dimensions"),
         ("pairs", {"prefixes": [2], "unit": False}, ValueError, "prefixes are unit vectors"),
-        ("graph", {"prefixes": [2]}, TypeError, "graph has no argument 'prefixes'"),
         ("dvml", {"prefixes": [2]}, TypeError, "dvml has no argument 'prefixes'"),
-        ("abe", {"prefixes": [2]}, TypeError, "abe has no argument 'prefixes'"),
         ("pairs", {"prefixes": [2.5]}, TypeError, "prefixes must be a list"),
     ],
 )

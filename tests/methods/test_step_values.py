@@ -47,16 +47,6 @@ def test_a_margin_of_a_config_follows_the_step(step, margin):
     np.testing.assert_allclose(_value(loss_fn, step=step), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("step", [1, 3])
-def test_a_schedule_of_ones_own_and_a_fixed_value_beside_it(step):
-    spec = {"name": f"{__name__}:at", "slope": 0.1}
-    loss_fn = registry.resolve("loss", {"name": "contrastive", "neg_margin": spec, "power": 2.0})
-    expected = losses.contrastive(
-        X, LABELS, neg_margin=np.asarray(0.1 * step, np.float32), power=2.0
-    )
-    np.testing.assert_allclose(_value(loss_fn, step=step), expected, rtol=1e-6)
-
-
 def own_loss(embeddings, labels, *, margin=0.2):
     return losses.triplet(embeddings, labels, margin=margin)
 
@@ -124,19 +114,6 @@ def test_every_margin_may_be_an_array(name, unchecked):
     arrays = {key: jnp.float32(value) for key, value in margins.items()}
     value = jax.jit(lambda arrays: function(*x, **arrays))(arrays)
     np.testing.assert_allclose(value, expected, rtol=2e-5)
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ({"name": "triplet", "margin": {"name": "rampe"}}, "no schedule of a value 'rampe'"),
-        ({"name": "triplet", "margin": {"name": "ramp", "start": 1}}, "has no argument 'start'"),
-    ],
-)
-def test_a_wrong_schedule_is_one_line(spec, message):
-    with pytest.raises((TypeError, ValueError), match=message) as raised:
-        registry.resolve("loss", spec)
-    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("at", [(5, 5), (5,), (), (1, 2, 3)])

@@ -109,7 +109,7 @@ class Checkpoints:
         shapes = jax.eval_shape(lambda: self.state(jax.numpy, 0))
         sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         with checkpoints.Checkpoints(folder, keep=self.keep) as saved:
-            restored = saved.restore(shapes, sharding, repair=True)
+            restored = saved.restore(shapes, sharding)
             best = saved.best()
         step = 0 if restored is None else restored[1]["step"]
         if step not in (count, count + 1):

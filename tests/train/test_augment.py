@@ -84,8 +84,7 @@ def test_pixels_are_almost_those_of_the_host(name):
         return
     difference = np.abs(actual - expected)
     assert difference.max() <= LARGEST.get(name, 3) and difference.mean() < 0.7
-    bias = 0.3 if name in LARGEST else 0.1
-    assert abs((actual - expected).mean()) < bias, "darker or brighter on average"
+    assert abs((actual - expected).mean()) < 0.3, "darker or brighter on average"
 
 
 def test_accelerators_transform_several_images_at_a_time():

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from losses import test_contract as contract
 from methods.one_step import Patches
-from processes import python
+from processes import ends, python, started
+from processes import state as state_of
 from system import tiny
 from train.pixels import EXACT, RNG, C, Pixels, as_float64, distance, drawn, run_on
 
@@ -143,6 +144,22 @@ def test_a_run_continues_on_another_number_of_devices(tmp_path, without_diagnost
         # In float32: rounding only, which six steps of Adam let grow.
         np.testing.assert_allclose(curve, first_curve, rtol=1e-4)
         assert distance(last, params) < 1e-3
+
+
+def test_hosts_with_unequal_shares_compute_what_one_device_does(tmp_path):
+    """Of 8 images, two hosts hold 4 each on two devices, and the third host holds padding alone."""
+    evaluate = {"every": 6, "ks": [1], "clustering": None, "batch_size": 10}
+    config = tiny(tmp_path, evaluate=evaluate, checkpoint={"every": 6, "keep": 1})
+    config["runtime"] = {"sharded": "all"}
+    with started(tmp_path, tmp_path / "hosts", config, processes=3) as process:
+        assert "on 6 cpu devices" in ends(process, 0, tmp_path)
+    training.run(config | {"runtime": {"devices": 1}}, tmp_path / "one")
+    of_hosts, of_one = (journal.read(tmp_path / d / "metrics.jsonl") for d in ("hosts", "one"))
+    assert [sorted(x) for x in of_hosts] == [sorted(x) for x in of_one]
+    for a, b in zip(of_hosts, of_one, strict=True):
+        np.testing.assert_allclose([a[k] for k in a], [b[k] for k in a], rtol=1e-3, atol=1e-5)
+    expected, actual = state_of(tmp_path / "one").params, state_of(tmp_path / "hosts").params
+    assert distance(actual, expected) < 1e-4
 
 
 def test_the_next_batch_is_sent_while_a_batch_is_used():

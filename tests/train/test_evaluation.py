@@ -139,20 +139,6 @@ def test_clusters_of_the_end_are_not_computed_before(tmp_path, capsys):
         build(config | {"select": "test/NMI"})
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"clustering": "last"}, r"evaluate.clustering has no setting 'last'. It has: kmeans, sc"),
-        ({"depth": 0}, r"depth must be 1 or more, 'max_bin_count', or None, not 0"),
-        ({"depth": "max"}, r"depth must be .*'max_bin_count', or None, not 'max'"),
-        ({"clustering": {"starts": 0}}, r"evaluate.clustering.starts must be 1 or more"),
-    ],
-)
-def test_what_an_evaluation_refuses(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
-        build(tiny(tmp_path, evaluate=options))
-
-
 def test_the_next_batch_is_in_the_queue_when_results_are_fetched(tmp_path):
     """So that a device does not wait while the host takes what it has computed."""
     run, calls = build(tiny(tmp_path)), []

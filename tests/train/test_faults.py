@@ -36,12 +36,14 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path):
 
 @pytest.mark.parametrize("name", ["loss", "gradient_norm"])
 def test_a_loss_that_is_not_finite_is_reported_with_its_steps(name):
-    finite = {"loss": 1.0, "gradient_norm": 1.0}
-    assert journal._check_finite(7, finite, 6) is None
-    with pytest.raises(FloatingPointError, match=rf"the {name} is nan at step 7 \(finite until"):
-        journal._check_finite(7, finite | {name: float("nan")}, 6)
-    with pytest.raises(FloatingPointError, match=r"at step 1 \(from the start\)"):
-        journal._check_finite(1, finite | {name: float("inf")}, 0)
+    finite = {"loss": np.float32(1), "gradient_norm": np.float32(1)}
+    broken = finite | {name: np.float32(np.nan)}
+    for before, text in (([finite], r"at step 8 \(finite until step 7\)"), ([], r"from the start")):
+        pending = journal.PendingMetrics(6 if before else 0)
+        for step, metrics in enumerate([*before, broken], start=7):
+            pending.add(step, (metrics, np.int32(0)))
+        with pytest.raises(FloatingPointError, match=rf"the {name} is nan .*{text}"):
+            list(pending.fetch(all_steps=True))
 
 
 @pytest.mark.parametrize("processes", [None, pytest.param(2, marks=pytest.mark.slow)])

@@ -42,18 +42,6 @@ def _lines(folder, config, names):
 
 
 @needs_plugin
-def test_memory_is_that_of_the_program_for_these_devices(tmp_path):
-    """With everything split, a device of 8 has an eighth of the state that one alone has."""
-    wide = {"name": "convnet", "widths": [256, 1024], "strides": [2, 2]}
-    config = tiny(tmp_path, net=wide, runtime={"sharded": "all"})
-    one, eight = _lines(tmp_path, config, "RTX4090:1,h100:2x4")[-2:]
-    assert one[:2] == ["RTX4090:1", "1"] and eight[:2] == ["h100:2x4", "8"]
-    assert one[-1] == "4090" and eight[5:7] == ["NVIDIA", "H100"]
-    assert float(eight[2]) == pytest.approx(float(one[2]) / 8, rel=0.05)
-    assert float(one[3]) > 0 and float(one[4]) == pytest.approx(float(one[2]) + float(one[3]), 0.01)
-
-
-@needs_plugin
 def test_a_program_that_does_not_fit_has_a_row(tmp_path):
     """A GPU of 24 GB gives JAX 17.7 GB: 75 % of the 23.6 GB that it has."""
     net = {"name": "convnet", "widths": [8], "strides": [1]}

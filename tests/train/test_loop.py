@@ -62,15 +62,6 @@ def test_the_same_command_gives_the_same_run_twice(finished, tmp_path):
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_training_changes_every_parameter(finished):
-    folder, _ = finished
-    run = build(tiny(folder))
-    first = first_state(run)
-    last = _params(folder / "run")["params"]
-    for a, b in zip(jax.tree.leaves(first.params), jax.tree.leaves(last), strict=True):
-        assert np.abs(np.asarray(a) - b).max() > 0
-
-
 @pytest.mark.parametrize(
     "method, backbones",
     [
@@ -131,29 +122,14 @@ def test_select_takes_the_best_evaluation(tmp_path):
     assert score == max(scores) > scores[-1]
 
 
-def test_load_embeds_images(finished):
-    folder, _ = finished
-    embed_fn, variables, config = run_folder.load(folder / "run")
-    images = np.random.default_rng(0).integers(0, 256, (5, 12, 12, 3)).astype(np.uint8)
-    embeddings = np.asarray(embed_fn(variables, images))
-    assert embeddings.shape == (5, 4) and config["method"]["dim"] == 4
-    np.testing.assert_allclose(np.linalg.norm(embeddings, axis=1), 1, rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     "change, message",
     [
         ({"lss": {"name": "triplet"}}, r"no field 'lss': did you mean 'loss'\?"),
-        ({"loss": {"name": "tripplet"}}, "did you mean 'triplet'"),
         ({"loss": {"name": "triplet", "margn": 1}}, "no argument 'margn': did you mean 'margin'"),
-        ({"net": {"name": "resnet5"}}, "did you mean 'resnet50'"),
         ({"steps": "six"}, "steps='six' is not a duration"),
-        ({"evaluate": {"every": "abc"}}, "evaluate.every='abc' is not a duration"),
-        ({"checkpoint": {"every": "1 week"}}, "checkpoint.every='1 week' is not a duration"),
         ({"schedule": {"name": "cosine", "warmup": "x"}}, "schedule.warmup='x' is not a duration"),
-        ({"schedule": {"name": "steps", "at": ["x"]}}, "schedule.at='x' is not a duration"),
         ({"reload_best_at": ["x epochs"]}, "reload_best_at='x epochs' is not a duration"),
-        ({"evaluate": {"evry": 1}}, "did you mean 'every'"),
         ({"select": "best"}, "select must be"),
         ({"select": "val"}, "--config.held_out=0.2"),
         (
@@ -162,38 +138,16 @@ def test_load_embeds_images(finished):
         ),
         ({"dataset": {"name": "npz", "path": "nowhere.npz"}}, "nowhere.npz"),
         ({"optimizer": {"name": "adam", "rate": 1, "groups": [{"pth": "x"}]}}, "pth"),
-        ({"optimizer": {"name": "adam", "rate": "a"}}, "rate must be a number, not 'a'"),
         ({"optimizer": {"name": "adam", "rate": 1, "b1": "a"}}, "b1 must be a number, not 'a'"),
-        ({"optimizer": {"name": "adam", "rat": 1}}, "no argument 'rat': did you mean 'rate'"),
-        ({"optimizer": {"name": "adam", "rate": 1, "schedule": 1}}, "no argument 'schedule'"),
-        ({"optimizer": {"name": "adam", "rate": -1}}, "rate must be 0 or more, not -1"),
         ({"optimizer": {"name": "adam", "rate": 1, "groups": 3}}, "groups must be a list .* not 3"),
         ({"loss": {"name": "triplet", "margin": "a"}}, "margin must be a number, not 'a'"),
-        ({"loss": {"name": "triplet", "margin": None}}, "margin must be a number, not None"),
         ({"method": {"name": "pairs", "dim": 2.5}}, "dim must be a whole number or None, not 2.5"),
-        ({"seed": "a"}, "seed must be a whole number, not 'a'"),
         ({"seed": -1}, "seed must be at least 0 and below 9223372036854775808, not -1"),
-        ({"seed": 2**63}, "seed must be at least 0 and below .*, not 9223372036854775808"),
         ({"method": {"name": "pairs", "dim": 0}}, "method.dim=0: an embedding has 1 or more"),
         ({"evaluate": {"ks": []}}, r"evaluate.ks=\[\] needs one or more K"),
         ({"evaluate": {"every": 0}}, "evaluate.every=0 is not an interval: write steps"),
-        ({"checkpoint": {"every": "0 epochs"}}, "checkpoint.every='0 epochs' is not an interval"),
-        (
-            {
-                "sampler": {"name": "nearest_classes", "classes": 2, "per_class": 2, "every": 0},
-            },
-            "sampler.every=0 is not an interval",
-        ),
-        ({"log_every": 0}, "log_every must be 1 or more, not 0"),
         ({"evaluate": {"ks": 3}}, "ks must be a list .*, not 3"),
-        ({"evaluate": {"metrics": "nmi"}}, "metrics must be a list .*, not 'nmi'"),
-        ({"select": None}, "select must be a name, not None"),
-        ({"evaluate": {"clustering": "maybe"}}, "evaluate.clustering has no setting 'maybe'"),
-        ({"evaluate": {"batch_size": 0}}, "evaluate.batch_size must be 1 or more, not 0"),
-        ({"runtime": {"workers": "two"}}, "workers must be a whole number or None, not 'two'"),
         ({"runtime": {"chunk": 4}}, "runtime has no field 'chunk'.*workers"),
-        ({"unreadable": "ignore"}, "unreadable must be 'raise' or 'skip', not 'ignore'"),
-        ({"steps": "-3 epochs"}, "'-3 epochs' is not a duration"),
         ({"steps": "inf epochs"}, "'inf epochs' is not a duration"),
         (
             {"optimizer": {"name": "adam", "rate": 1, "groups": [{"path": "^hed"}]}},
@@ -238,7 +192,7 @@ def test_overwrite_leaves_nothing_of_the_other_run(finished, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished[0] / "run", run)
     old = {*run.glob("tensorboard/*")}
-    for name in ("checkpoints_damaged/4/x", "frames/000.png", "report.html", "movie.gif"):
+    for name in ("frames/000.png", "report.html", "movie.gif"):
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text("old")
     training.run(tiny(tmp_path, steps=2), run, overwrite=True)

@@ -75,20 +75,7 @@ def _batch():
     "fields, message",
     [
         ({"loss": {"name": "supcon", "tile": 0}}, "loss.tile=0 must be a positive integer"),
-        ({"loss": {"name": "supcon", "tile": 0.5}}, "supcon: tile must be a whole number"),
-        ({"loss": {"name": "triplet", "tile": 4}}, "triplet has no argument 'tile'"),
         ({"loss": {"name": "supcon", "tile": 4}, "miner": "batch_hard"}, "leave out the tile, or"),
-        (
-            {"loss": {"name": "supcon", "tile": 4, "mine_fn": "batch_hard"}},
-            "loss.tile=4 must be a positive integer, and tiles compare rows by their classes alone",
-        ),
-        (
-            {
-                "loss": {"name": "supcon", "tile": 4},
-                "method": {"name": "pairs", "dim": 4, "memory": 16},
-            },
-            "leave out the tile, or the miner and the memory",
-        ),
     ],
 )
 def test_what_cannot_be_tiled_is_refused_before_anything_is_written(tmp_path, fields, message):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from system import tiny
 
-from dmljax import nets, recipes, weights
+from dmljax import nets, weights
 from dmljax.config.build import build
 from dmljax.runs import summary
 from dmljax.train import initial_state
@@ -44,16 +44,6 @@ def test_without_weights_the_normalization_is_that_of_the_net(tmp_path):
     assert normalization(tmp_path, "unit", name="googlenet", stop="conv1") == "unit"
 
 
-@pytest.mark.parametrize("net, expected", [("bn_inception", "caffe_bn"), ("resnet18", "imagenet")])
-def test_another_net_in_a_recipe_brings_its_normalization(tmp_path, net, expected):
-    config = recipes.proxy_anchor(dataset="cars196")
-    small = tiny(tmp_path, net=net, transform={"name": "standard_eval", "size": 64})
-    fields = ("dataset", "sampler", "net", "transform", "evaluate", "steps")
-    config |= {name: small[name] for name in fields} | {"eval_transform": small["transform"]}
-    config["optimizer"] = config["optimizer"] | {"groups": []}
-    assert build(config).config["normalize"] == expected
-
-
 def test_with_weights_the_normalization_is_that_of_the_file(tmp_path, file):
     assert normalization(tmp_path, None, name="resnet18", weights=file, **SMALL) == "imagenet"
     explicit = {"name": "imagenet", "red_std": 0.299}
@@ -68,11 +58,6 @@ def test_a_contradiction_to_the_file_is_refused(tmp_path, file):
     message = r"'mean': \(0.5, 0.5, 0.5\).* contradicts .*expects 'imagenet'.*'force': True"
     with pytest.raises(ValueError, match=message):
         normalization(tmp_path, half, name="resnet18", weights=file, **SMALL)
-
-
-def test_equal_numbers_under_another_name_are_no_contradiction(tmp_path, file):
-    same = {"name": "rgb", "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
-    assert normalization(tmp_path, same, name="resnet18", weights=file, **SMALL) == same
 
 
 def test_numbers_for_each_channel_come_from_the_file(tmp_path):
@@ -166,26 +151,3 @@ def test_what_of_the_preparation_is_compared(tmp_path, published, options, is_na
     for path in published:
         run = prepared(tmp_path, path, defaults | options)
         assert bool(run.input_note) == is_named
-
-
-def test_of_unknown_weights_nothing_is_said(tmp_path, file):
-    run = prepared(tmp_path, file, {"name": "squash_eval", "size": 64})
-    assert not run.input_note and not prepared(tmp_path, None, "squash_eval").input_note
-
-
-@pytest.mark.parametrize(
-    "normalize, text",
-    [
-        (None, "RGB 0 to 1, mean 0.485 0.456 0.406, std 0.229 0.224 0.225"),
-        ("caffe", "BGR 0 to 255, mean 104 117 123, std 1 1 1"),
-        (
-            {"name": "rgb", "mean": [0.48145466, 0.4, 0.4], "std": [0.5, 0.5, 0.25], "force": True},
-            "RGB 0 to 1, mean 0.4815 0.4 0.4, std 0.5 0.5 0.25",
-        ),
-        ({"name": "imagenet", "red_std": 0.299}, "imagenet(red_std=0.299)"),
-    ],
-)
-def test_the_header_has_mean_and_deviation(tmp_path, normalize, text):
-    run = build(tiny(tmp_path, normalize=normalize))
-    line = summary.header(run, initial_state.first_state(run))[-1]
-    assert f" for evaluation, {text}; batches of" in line

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from system import METHODS, blobs, photos, tiny
 
-from dmljax import bundle, index
+from dmljax import bundle
 from dmljax.bundle import exporting
 from dmljax.config.build import build
 from dmljax.files import result as results
-from dmljax.index import parquet
 from dmljax.main import main
 from dmljax.report import page
 from dmljax.runs import folder as run_folder
@@ -84,25 +83,6 @@ def test_a_bundle_gives_its_prefixes_and_its_card_lists_their_scores(run):
     for dim, before in ((2, "prefix_2/"), (4, "prefix_4/"), (6, "")):
         values = (f"{100 * scores[f'test/{before}{name}']:.1f}" for name in ("R@1", "MAP@R"))
         assert f"| {dim} | {4 * dim} | {' | '.join(values)} |" in card
-
-
-def test_embed_writes_prefixes_which_an_index_holds_and_search_understands(run, capsys):
-    folder = run.parent
-    images, model = photos(folder), folder / "tiny.bundle"
-    main(["embed", str(run), f"--out={folder / 'whole'}"])
-    main(["embed", str(run), f"--out={folder / 'short'}", "--prefix=4"])
-    whole, short = (np.load(folder / name / "embeddings.npy") for name in ("whole", "short"))
-    np.testing.assert_allclose(short, _cut(whole, 4), atol=1e-6)
-    main(["embed", str(model), f"--images={images}", f"--out={folder / 'v'}", "--prefix=2"])
-    assert parquet.about(folder / "v").dimension == 2
-    place = str(folder / "short.index")
-    main(["index", "create", place, f"--import={folder / 'v'}"])
-    with index.open(place) as store:
-        assert store.dimension == 2 and len(store) == 64
-    capsys.readouterr()
-    # With two numbers each, other images may be as similar as the image itself.
-    main(["search", str(model), f"--index={place}", str(images / "c0" / "000.png"), "--k=3"])
-    assert any("1.0000  c0/000.png" in line for line in capsys.readouterr().out.splitlines())
 
 
 def test_a_prefix_that_was_not_trained_is_refused(run, tmp_path):

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from processes import LONG, ends, started, until_step
 from system import blobs, photos, tiny
 
 from dmljax.config import build, fields
-from dmljax.data import datasets, digest, splits
+from dmljax.data import datasets, digest
 from dmljax.files.result import read
 from dmljax.files.writing import tensors_digest
 from dmljax.runs import training
@@ -204,34 +205,21 @@ def test_the_digest_of_folders_follows_content_and_not_place(tmp_path):
     assert digest.digest(datasets.folder(root=moved)) not in (one, changed)
 
 
-class _OnDemand:
-    """Records that are neither an array nor files."""
-
-    def __init__(self, last=b"z"):
-        self._last = last
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, i):
-        return self._last if i == 3 else b"abcd"[i : i + 1]
-
-
-def test_the_digest_of_other_records(tmp_path):
-    def of(records, labels=(0, 0, 1, 1), rows=None):
-        one = splits.Split(records, labels, ("a", "b"))
-        one = one if rows is None else splits.subset(one, rows)
-        return digest.digest(splits.Splits(one, splits.subset(one, np.arange(0))))
-
-    assert of(_OnDemand()) == of(_OnDemand())
-    assert of(_OnDemand()) != of(_OnDemand(b"y"))
-    assert of(_OnDemand()) != of(_OnDemand(), labels=(0, 1, 1, 1))
-    assert of(_OnDemand(), rows=[0, 2]) != of(_OnDemand(), rows=[1, 2])
-
-
 def test_code_is_the_revision_of_a_checkout():
     revision = subprocess.run(
         ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=str(loop.__file__)[:-7]
     ).stdout.strip()
     code = results.code()
     assert code is None if not revision else code["revision"] == revision
+
+
+def test_scores_are_on_the_disk_within_seconds(tmp_path):
+    """A run that is killed has them, as it has the lines of metrics.jsonl."""
+    log = journal.Journal(tmp_path, step=0, total=9)
+    log.evaluation(3, {"R@1": 0.5}, split="test", shown="R@1")
+    [file] = (tmp_path / "tensorboard").iterdir()
+    end = time.monotonic() + 20
+    while b"test/R_1" not in file.read_bytes():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    log.close()

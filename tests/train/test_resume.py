@@ -150,7 +150,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(how, finished, tm
         (newest / "sha256").unlink()
         fault = "its checksum is missing"
     training.run(tiny(folder), tmp_path / "run")
-    assert f"checkpoint 6 is damaged ({fault}): the one before is used" in caplog.text
+    assert f"checkpoint 6 is damaged ({fault}): it is not used" in caplog.text
     same(state(tmp_path / "run"), state(folder / "run"))
 
 

@@ -8,14 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from system import tiny
 from train.pixels import RNG, Pixels, batch_of, distance, jit, refusal, scaled
 
 from dmljax import losses, methods
 from dmljax.adapt import path_of
-from dmljax.config.build import build
 from dmljax.train import devices as placement
-from dmljax.train.checkpoints import Checkpoints, Mismatch
 from dmljax.train.devices import Shardings, put
 from dmljax.train.step import init_state, train_step
 
@@ -127,6 +124,16 @@ def test_every_way_to_share_learns_the_values_of_one_device(wide, devices, witho
     assert peak[None] > peak["classes"] > peak["state"] > peak["all"]
 
 
+def test_a_device_computes_its_share_of_a_batch_alone(wide, without_diagnostics):
+    method = methods.pairs(wide, losses.triplet, classes=4, dim=8)
+    options = {"sharded": None, "classes": 4, "batch": 64}
+    flops = [
+        Step(method, devices=n, **options).compiled.cost_analysis()["flops"] for n in (1, 3, 8)
+    ]
+    for share, work in zip((22 / 64, 1 / 8), flops[1:], strict=True):
+        assert work < 1.25 * share * flops[0]
+
+
 def test_an_array_is_split_on_its_longest_axis_that_divides():
     shards = Shardings(jax.devices()[:8])
     shapes = {"a": (8, 24, 16), "b": (3, 3, 8), "c": (8, 8), "d": (7, 9), "e": (), "f": (0, 8)}
@@ -220,88 +227,8 @@ def test_devices_share_a_memory_and_never_send_it(name, devices, without_diagnos
     np.testing.assert_allclose(metrics_on_many["memory_loss"], metrics["memory_loss"], rtol=1e-5)
 
 
-def test_a_memory_that_cannot_hold_a_batch_is_refused(tmp_path):
-    message = refusal(tmp_path, method={"name": "pairs", "dim": 4, "memory": 7})
-    assert "method.memory=7 cannot hold a batch of 8 images" in message
-    build(tiny(tmp_path, method={"name": "pairs", "dim": 4, "memory": 8}))
-
-
-@pytest.mark.slow
-def test_a_million_classes_on_8_devices_are_those_of_one(without_diagnostics):
-    c, d, b = 1_000_000, 128, 8
-    method = methods.proxies(Pixels(), losses.arcface, classes=c, dim=d, tile=10_000)
-    batch = batch_of(b) | {"labels": RNG.integers(0, c, b).astype(np.int32)}
-    results = {}
-    for devices, sharded in ((1, None), (8, "all")):
-        step = Step(method, devices=devices, sharded=sharded, classes=c, batch=b)
-        assert step.memory.temp_size_in_bytes < 3 * 4 * c * d / devices
-        results[devices] = step.run(batch, 1)[1]
-    (params, metrics), (params_on_many, metrics_on_many) = results[1], results[8]
-    assert distance(params_on_many, params) < _ROUNDING
-    np.testing.assert_allclose(metrics_on_many["loss"], metrics["loss"], rtol=1e-6)
-
-
 NET = {"name": "convnet", "widths": [4, 8], "strides": [2, 2]}
 PROXIES = {"method": {"name": "proxies", "dim": 4, "tile": 3}, "loss": {"name": "proxy_anchor"}}
-
-
-def _built(tmp_path, devices, sharded):
-    runtime = {"devices": devices, "sharded": sharded}
-    return build(tiny(tmp_path, **PROXIES, net=NET, runtime=runtime))
-
-
-def _drawn(run):
-    """A state of random numbers, with zeros after the rows of the classes."""
-
-    def draw(keys, shape):
-        x = RNG.normal(size=shape.shape).astype(shape.dtype)
-        if run.class_rows.contains(path_of(keys)):
-            x[run.class_rows.classes :] = 0
-        return x
-
-    state = jax.tree_util.tree_map_with_path(draw, run.shapes)
-    return jax.device_put(state._replace(step=np.int32(0)), run.placements)
-
-
-def test_a_checkpoint_is_read_by_other_devices_that_share_otherwise(tmp_path):
-    """4 classes on 3 devices are 6 rows, and 4 rows on the others."""
-    expected, state = None, None
-    for step, (devices, sharded) in enumerate(
-        [(3, "all"), (2, None), (3, "classes"), (4, "state")]
-    ):
-        run = _built(tmp_path, devices, sharded)
-        assert run.shapes.params["proxies"].shape == (6 if devices == 3 else 4, 4)
-        assert run.class_rows.is_split == (sharded is not None)  # also by as many as classes
-        folder = tmp_path / "checkpoints"
-        with Checkpoints(folder, class_rows=run.class_rows, keep=9) as checkpoints:
-            if step == 0:
-                state = _drawn(run)
-                expected = jax.device_get(state)
-            else:
-                state, _ = checkpoints.load(step - 1, run.shapes, run.placements)
-            assert jax.tree.map(lambda x: x.sharding, state) == run.placements
-            _same(run, state, expected)
-            checkpoints.save(state._replace(step=jnp.int32(step)), {})
-            checkpoints.wait()
-    other = build(tiny(tmp_path, **PROXIES, net=NET, held_out=0.5))  # 2 classes
-    with (
-        Checkpoints(folder, class_rows=other.class_rows) as checkpoints,
-        pytest.raises(Mismatch, match="proxies is"),
-    ):
-        checkpoints.load(2, other.shapes, other.placements)
-
-
-def _same(run, state, expected):
-    """All arrays are equal, except for the zeros after the rows of the classes."""
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    for (keys, x), y in zip(leaves, jax.tree.leaves(expected), strict=True):
-        if path_of(keys) == "step":
-            continue
-        x = np.asarray(x)
-        if run.class_rows.contains(path_of(keys)):
-            assert not x[4:].any()
-            x, y = x[:4], y[:4]
-        np.testing.assert_array_equal(x, y)
 
 
 def test_what_cannot_be_shared_is_refused_in_one_line(tmp_path):

@@ -15,7 +15,6 @@ from dmljax.runs import folder as run_folder
 from dmljax.runs import training
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.train.initial_state import first_state
-from dmljax.train.optimizers import averaged
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +62,13 @@ def test_all_that_fits_is_carried_but_rows_for_classes(source, tmp_path, capsys)
     capsys.readouterr()
     training.run(config, tmp_path / "run")
     line = f"start: the backbone, head/red of {tmp_path / 'proxies'}, step {chosen}; drawn: "
-    assert f"{line}proxies (a row for each class)" in capsys.readouterr().out
+    assert f"{line}proxies" in capsys.readouterr().out
     # Of a linear layer of another width nothing is taken.
     config["method"] = config["method"] | {"dim": 5}
     state = first_state(build.build(config), say=(lines := []).append)
     drawn = first_state(build.build(config | {"start": None}))
     same(state.params["head"], drawn.params["head"])
-    assert "drawn: head/red (of another shape), proxies (a row for each class)" in lines[0]
+    assert lines[0].endswith("; drawn: head/red, proxies")
     config |= {"start": {"name": str(source), "takes": "backbone"}}
     first_state(build.build(config), say=lines.append)
     assert lines[1].endswith("; all else is drawn (start.takes=backbone)")
@@ -107,20 +106,6 @@ def test_modules_of_a_method_are_carried_to_the_same_method(tmp_path, name):
     same(state.params["graph"]["fc"], drawn.params["graph"]["fc"])
 
 
-def test_the_average_of_a_run_begins_with_what_it_carries(source, tmp_path):
-    optimizer = {"name": "sgd", "rate": 0.3, "average": 0.9}
-    state = first_state(build.build(tiny(tmp_path, start=str(source), optimizer=optimizer)))
-    same(averaged(state.params, state.opt_state), state.params)
-
-
-def test_rows_of_a_memory_are_not_carried(tmp_path):
-    training.run(brief(tmp_path, **METHODS["pairs"]), tmp_path / "source")
-    config = brief(tmp_path, **METHODS["pairs"], start=str(tmp_path / "source"))
-    state = first_state(build.build(config))
-    drawn = first_state(build.build(config | {"start": None}))
-    same(state.model_state["memory"], drawn.model_state["memory"])
-
-
 def test_an_ensemble_copies_its_stages_and_gives_them_back(source, tmp_path):
     ensemble = brief(tmp_path, **METHODS["abe"] | {"net": tiny(tmp_path)["net"]})
     ensemble["method"] |= {"attention": "conv2"}
@@ -136,14 +121,6 @@ def test_an_ensemble_copies_its_stages_and_gives_them_back(source, tmp_path):
     _, expected = run_folder.reopen(tmp_path / "ensemble")
     parts = expected.params["net"]["shared"] | expected.params["net"]["head"]
     same(state.params["net"], parts)
-
-
-def test_averaged_parameters_are_what_the_run_has_come_to(tmp_path):
-    optimizer = {"name": "sgd", "rate": 0.3, "average": 0.9}
-    training.run(brief(tmp_path, optimizer=optimizer), tmp_path / "run")
-    _, variables, _ = run_folder.load(tmp_path / "run")
-    state = first_state(build.build(brief(tmp_path, start=str(tmp_path / "run"))))
-    same(state.params["net"], variables["params"]["net"])
 
 
 @pytest.mark.parametrize("name", ["pairs", "abe"])
@@ -168,15 +145,6 @@ def test_only_the_new_layers_learn(source, tmp_path, name):
             same(before.params["net"][part], after.params["net"][part])
         for part in ("masks", "embedding"):
             assert all(_differ(before.params["net"][part], after.params["net"][part]))
-
-
-def test_without_trained_last_everything_learns(source, tmp_path):
-    config = brief(tmp_path, start=str(source))
-    before = first_state(build.build(config))
-    training.run(config, tmp_path / "run")
-    _, after = run_folder.reopen(tmp_path / "run")
-    assert any(_differ(before.params["net"], after.params["net"]))
-    assert any(_differ(_backbone(before)["batch_stats"], _backbone(after)["batch_stats"]))
 
 
 def test_a_run_is_another_if_its_start_is(source, tmp_path, capsys):
@@ -232,22 +200,6 @@ def test_what_cannot_be_started_from(source, tmp_path):
     victim = next(p for p in (damaged / "checkpoints" / str(step)).rglob("*") if p.is_file())
     victim.write_bytes(b"")
     assert f"checkpoint {step} of {damaged} is damaged" in _refused(tmp_path, start=str(damaged))
-
-
-def test_what_starts_and_layers_refuse(source, tmp_path):
-    net = tiny(tmp_path)["net"] | {"weights": "a.safetensors"}
-    assert "both give the first backbone" in _refused(tmp_path, start=str(source), net=net)
-    assert "trained=last needs a pretrained backbone" in _refused(tmp_path, trained="last")
-    assert "no choice of what learns 'head'. It has: all, biases, blocks" in _refused(
-        tmp_path, trained="head"
-    )
-    assert "must be 'all' or 'backbone', not 'no'" in _refused(
-        tmp_path, start={"name": "runs/a", "takes": "no"}
-    )
-    message = _refused(tmp_path, start=str(source), normalize="imagenet")
-    assert f"normalize='imagenet' contradicts {source}, which expects 'unit'" in message
-    run = build.build(tiny(tmp_path, start=str(source), normalize=None))
-    assert run.config["normalize"] == "unit"
 
 
 def test_arrays_of_a_checkpoint_are_those_of_the_state(source):

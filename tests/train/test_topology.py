@@ -1,13 +1,12 @@
 """`dmljax train --dry-run --topology`: memory of devices that are not there."""
 
 import importlib.util
-import json
 import os
 import re
 
 import jax
 import pytest
-from processes import ROOT, command, python
+from processes import ROOT, command
 from system import tiny, write_config
 
 from dmljax.config.build import build
@@ -57,30 +56,6 @@ def test_memory_is_that_of_the_program_for_these_devices(tmp_path):
 
 
 @needs_libtpu
-def test_no_parameter_of_a_large_net_is_allocated(tmp_path):
-    """The parameters of DINOv2 g/14 and their moments would take 13.6 GB."""
-    net = {"name": "dinov2_g14", "image_size": 28}
-    config = tiny(tmp_path, net=net, transform={"name": "standard_eval", "size": 28})
-    config |= {"eval_transform": config["transform"], "runtime": {"sharded": "all"}}
-    script = """if True:
-        import json, resource, sys
-        import jax
-        from dmljax.config.build import build
-        from dmljax.runs import dry_run, topologies
-        run = build(json.loads(sys.argv[1]), described=topologies.devices("v5p:4x4x4"))
-        state = dry_run._arguments(run)[0]
-        sizes = [x.size for x in jax.tree.leaves(state.params)]
-        kept = [x.sharding.shard_shape(x.shape) for x in jax.tree.leaves(state.params)]
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(json.dumps([sum(sizes), kept, peak]))
-    """
-    done = python(script, json.dumps(config), cwd=tmp_path, **VARIABLES)
-    count, kept, peak = json.loads(done.stdout.splitlines()[-1])
-    assert count > 1.1e9 and [1536, 4096 // 64] in kept
-    assert peak < 2e9
-
-
-@needs_libtpu
 def test_an_unknown_name_is_refused_in_one_line(tmp_path):
     for name in ("v5e:3x5", "h101:8", "v5e"):
         done = _command(tmp_path, tiny(tmp_path), f"--topology={name}")
@@ -107,29 +82,6 @@ def test_without_the_plugin_for_cuda_the_line_says_what_to_install(tmp_path):
     assert re.fullmatch(expected, done.stderr.strip())
 
 
-def test_operations_of_attention_are_counted_for_described_devices(tmp_path):
-    """`xla` hides its products, so the net is built again, for the same devices."""
-    net = {"name": "vit_s16", "width": 8, "heads": 2, "depth": 1, "patch": 4, "image_size": 12}
-    runs = [
-        build(tiny(tmp_path, net=net | {"attention": form}), described=jax.devices()[:2])
-        for form in ("plain", "xla")
-    ]
-    lines = [list(dry_run._of_step(run)) for run in runs]
-    assert lines[0] == lines[1] and "floating-point operations" in lines[0][1]
-
-
-def test_a_second_process_with_libtpu_is_told_what_to_do(monkeypatch):
-    def refuse(*_, **__):
-        # What libtpu 0.0.42 says.
-        text = 'ABORTED: Internal error when accessing libtpu multi-process lockfile. Run "$ sudo'
-        raise jax.errors.JaxRuntimeError(text)
-
-    monkeypatch.setattr(topologies, "get_topology_desc", refuse)
-    with pytest.raises(ValueError, match="ALLOW_MULTIPLE_LIBTPU_LOAD=1") as refused:
-        topologies.devices("v5e:2x4")
-    assert "sudo" not in str(refused.value)
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -143,14 +95,6 @@ def test_flags_that_say_nothing_are_refused(tmp_path, flags, words):
     file = write_config(tmp_path, tiny(tmp_path))
     with pytest.raises(ValueError, match=words):
         main(["train", f"--config={file}", *flags])
-
-
-@pytest.mark.parametrize(("name", "host"), [
-    ("v5e:1x1", [1, 1, 1]), ("v5e:1x2", [1, 2, 1]), ("v5p:1x1x2", [1, 1, 1]),
-    ("v5e:2x4", None), ("v5p:4x4x4", None), ("v5e", None), ("v5e:0x0", None),
-])  # fmt: skip
-def test_a_host_of_few_chips_has_all_of_them(name, host):
-    assert topologies._hosts(name).get("chips_per_host_bounds") == host
 
 
 def test_a_program_that_does_not_fit_has_a_row(tmp_path, monkeypatch):

@@ -35,9 +35,6 @@ __all__ = [
 ]
 
 
-# --- graphs -------------------------------------------------------------------------------------
-
-
 class Graph(NamedTuple):
     """Which nodes receive from which, and factors for their attention (None: 1)."""
 
@@ -112,9 +109,6 @@ def shifted(weights: Float[Array, "n n"], where: Bool[Array, "n n"]) -> Float[Ar
     return jnp.where(jnp.eye(len(weights), dtype=bool), 0, weights - minimum)
 
 
-# --- second step of a block ---------------------------------------------------------------------
-
-
 def mlp(
     x: Float[Array, "n d"], *, dropout_fn: Callable[[Array, str], Array], dtype: Any = None
 ) -> Float[Array, "n d"]:
@@ -133,9 +127,6 @@ def identity(
     """Returns x itself; the block adds it to itself, as the published code does with `mlp: 0`."""
     del dropout_fn, dtype
     return x
-
-
-# --- networks -----------------------------------------------------------------------------------
 
 
 class MessagePassing(nn.Module, kw_only=True):

@@ -1,32 +1,182 @@
-"""The method DVML: variation within a class is modeled as noise (Lin et al., ECCV 2018).
+"""Deep variational metric learning (DVML; Lin et al., ECCV 2018).
 
-The features f of the backbone become z_I, the embedding at test time, and the mean and the
-variance of z_V, the variation within a class. A decoder restores f from z = z_I + z_V.
+Variation within a class is modeled as noise. The features f `[b c]` of the backbone become an
+invariant embedding z_I, used at test time, and the mean and log variance of z_V, the variation
+within a class. A decoder restores f from z = z_I + z_V.
+
+`n_pairs` is the loss 'dmljax.methods.dvml:n_pairs' of a config.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool, Float
 
-from dmljax import ops
+from dmljax import losses, ops
 from dmljax.methods import assemble, base
-from dmljax.methods.dvml.losses import divergence, reconstruction_norm
-from dmljax.methods.dvml.nets import (
-    VariationalDecoder,
-    VariationalHeads,
-    sample_variations,
-    standard_deviation,
-)
 from dmljax.nets import initializers
 from dmljax.nets.heads import Head
-from dmljax.ops import Array
+from dmljax.nets.layers import BatchNorm, glorot_dense
+from dmljax.ops import Array, Labels
 
-__all__ = ["dvml"]
+__all__ = [
+    "VariationalDecoder",
+    "VariationalHeads",
+    "divergence",
+    "dvml",
+    "log_variance_as_deviation",
+    "n_pairs",
+    "reconstruction_half_sum",
+    "reconstruction_mean_square",
+    "reconstruction_norm",
+    "standard_deviation",
+]
 
+SHARED_NORM = ("norm",)
+NESTED_NORMS = ("norm", "norm_mean", "norm_log_variance")
 TERMS = ("kl", "reconstruction", "metric_variant", "metric_invariant")
+_batch_norm = functools.partial(BatchNorm, momentum=0.01, epsilon=1e-3)  # as in published code
+
+
+class VariationalHeads(nn.Module, kw_only=True):
+    """Three linear layers of the features: "invariant", "mean" and "log_variance", each `[b d]`.
+
+    * `features`: d.
+    * `variational=False` leaves out the mean and the log variance.
+    * `norms`: the names of the batch norms. The paper has none; `SHARED_NORM` is one before all
+      three layers; `NESTED_NORMS` adds one before the mean and one before the log variance, as
+      published code for 128 dimensions does.
+    """
+
+    features: int = 512
+    variational: bool = True
+    norms: tuple[str, ...] = ()
+
+    @nn.compact
+    def __call__(self, features: Float[Array, "b c"], *, train: bool) -> dict[str, Array]:
+        if unknown := sorted(set(self.norms) - set(NESTED_NORMS)):
+            raise ValueError(f"norms can be {', '.join(NESTED_NORMS)}, not {unknown[0]!r}")
+
+        def norm(x, name):
+            if name not in self.norms:
+                return x
+            return _batch_norm(name=name)(x, train=train)
+
+        x = norm(ops.widen(features), "norm")
+        outputs: dict[str, Array] = {}
+        for name in ("invariant", "mean", "log_variance") if self.variational else ("invariant",):
+            linear = glorot_dense(self.features, name=name)
+            outputs[name] = ops.widen(linear(norm(x, f"norm_{name}")))
+        return outputs
+
+
+def standard_deviation(log_variance: Float[Array, "b d"]) -> Float[Array, "b d"]:
+    """Computes exp(log_variance / 2), limited to between exp(-10) and exp(10)."""
+    # The divergence sees the log variance itself and pulls it back from beyond this range.
+    return jnp.exp(jnp.clip(log_variance, -20, 20) / 2)
+
+
+def log_variance_as_deviation(log_variance: Float[Array, "b d"]) -> Float[Array, "b d"]:
+    """Returns the log variance itself, by which one version of the public code scales its noise."""
+    return log_variance
+
+
+def sample_variations(
+    mean: Float[Array, "b d"],
+    log_variance: Float[Array, "b d"],
+    *,
+    samples: int = 20,
+    deviation_fn: Callable = standard_deviation,
+    key: jax.Array,
+) -> Float[Array, "t b d"]:
+    """Draws t samples z_V = mean + std N(0, 1), with gradients to both arguments."""
+    noise = jax.random.normal(key, (samples, *mean.shape), mean.dtype)
+    return mean[None, :, :] + deviation_fn(log_variance)[None, :, :] * noise
+
+
+class VariationalDecoder(nn.Module, kw_only=True):
+    """From z to the features of the backbone: linear layer, `activation_fn`, linear layer.
+
+    The paper has tanh between the two. No activation follows: the features are means of ReLUs and
+    exceed 1.
+
+    * `features`: width of the features. `hidden`: width between the layers.
+    * `norm=True` adds a batch norm after the activation, as the published code does, which has
+      `activation_fn=jax.nn.relu`.
+    """
+
+    features: int = 1024
+    hidden: int = 512
+    activation_fn: Callable = jnp.tanh
+    norm: bool = False
+
+    @nn.compact
+    def __call__(self, z: Float[Array, "*t b d"], *, train: bool) -> Float[Array, "*t b c"]:
+        x = self.activation_fn(glorot_dense(self.hidden, name="fc1")(z))
+        if self.norm:
+            x = _batch_norm(name="norm")(x, train=train)
+        return ops.widen(glorot_dense(self.features, name="fc2")(x))
+
+
+def divergence(mean: Float[Array, "b d"], log_variance: Float[Array, "b d"]) -> Float[Array, ""]:
+    """Computes KL(N(mean, variance) | N(0, 1)), summed over dimensions, averaged over the batch.
+
+    (variance + mean^2 - log variance - 1) / 2. Equation 8 of Lin et al. (ECCV 2018) prints its
+    negative, and other public code divides by the batch twice.
+    """
+    # Above exp(20) the variance continues as a straight line: exp would overflow, and the gradient
+    # still pulls the variance back.
+    variance = jnp.exp(jnp.minimum(log_variance, 20)) * (1 + jax.nn.relu(log_variance - 20))
+    terms = (variance + mean**2 - log_variance - 1) / 2
+    return jnp.mean(jnp.sum(terms, axis=1))
+
+
+def reconstruction_norm(
+    features: Float[Array, "b c"], decoded: Float[Array, "t b c"]
+) -> Float[Array, ""]:
+    """Computes the mean of |f - f'| over the batch and t samples (Lin et al., ECCV 2018, eq. 9)."""
+    return jnp.mean(ops.sqrt(jnp.sum(_squares(features, decoded), axis=2)))
+
+
+def reconstruction_half_sum(
+    features: Float[Array, "b c"], decoded: Float[Array, "t b c"]
+) -> Float[Array, ""]:
+    """Sums (f - f')^2 / 2 over batch and dimensions, averaged over t samples, as in public code.
+
+    It grows with the batch and is 1e3 to 1e5 times as large as `reconstruction_norm`.
+    """
+    return jnp.mean(jnp.sum(_squares(features, decoded), axis=(1, 2))) / 2
+
+
+def reconstruction_mean_square(
+    features: Float[Array, "b c"], decoded: Float[Array, "t b c"]
+) -> Float[Array, ""]:
+    """Averages (f - f')^2 over samples, batch and dimensions, as in other public code."""
+    return jnp.mean(_squares(features, decoded))
+
+
+def n_pairs(
+    embeddings: Float[Array, "b d"],
+    labels: Labels,
+    *,
+    l2_weight: float = 3e-3,
+    where: Bool[Array, "b"] | None = None,
+) -> Float[Array, ""]:
+    """Computes `losses.n_pairs` without normalization of embeddings (Sohn, NeurIPS 2016).
+
+    Adds `l2_weight` / 4 times the mean squared norms of anchors and of positives. The predecessor
+    of DVML's public code uses 3e-3, and recommends 1.5e-2 for CUB.
+    """
+    return losses.n_pairs(embeddings, labels, l2_weight=l2_weight, distance_fn=ops.dot, where=where)
+
+
+def _squares(features, decoded):
+    gaps = decoded - features[None, :, :]
+    return gaps * gaps
 
 
 def dvml(
@@ -81,7 +231,7 @@ def dvml(
       `log_variance_as_deviation`, as in one version of the public code.
     * `reparameterized=False`: only the KL trains mean and variance, as in some public code.
       This, `learn_target` and `probe` switch a term or a gradient of a public code on or off.
-    * `reconstruction_fn`: one of the three forms in `losses.py`.
+    * `reconstruction_fn`: one of the three forms above.
     * `learn_target`: in a phase with `release`, f also learns to be reconstructed.
     * `lambdas`: the weights lambda_1 to lambda_4 of the four terms, in each phase.
     * `phase_at`: phase 2 begins at this step (0: there is no phase 1). The paper does not give the
@@ -92,13 +242,12 @@ def dvml(
       except batch norms, to loss_fn(z_I), so that lambda_4 weights it too.
     * `probe`: adds a softmax classifier of f, from which nothing else learns.
     """
-    if len(lambdas) != 2 or any(len(weights) != 4 for weights in lambdas):
+    widths = [len(weights) for weights in lambdas]
+    if widths != [4, 4] or not len(release) == len(train_decoder) == 2:
         raise ValueError(
-            f"lambdas are four weights for phase 1 and four for phase 2, not {lambdas}"
+            f"lambdas={lambdas} are four weights for phase 1 and four for phase 2; "
+            f"release={release} and train_decoder={train_decoder} have one value for each phase"
         )
-    for name, values in (("release", release), ("train_decoder", train_decoder)):
-        if len(values) != 2:
-            raise ValueError(f"{name} has one value for each of two phases, not {values}")
     if not 1 <= metric_samples <= samples:
         raise ValueError(f"metric_samples={metric_samples} must be from 1 to samples={samples}")
 
