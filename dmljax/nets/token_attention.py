@@ -55,7 +55,7 @@ def check(form: str, platform: str = "gpu") -> None:
         raise ValueError("attention='tokamax' needs the package: pip install tokamax")
 
 
-def chosen(net: Any, device: jax.Device, *, is_deterministic: bool = False) -> Any:
+def chosen(net: Any, device: Any, *, is_deterministic: bool = False) -> Any:
     """Returns `net` with the form of attention that `auto` stands for on a device.
 
     It is `cudnn` for half precision on NVIDIA GPUs from Ampere on, where it was the fastest of all

@@ -105,7 +105,7 @@ def load(run: Run, *, fraction: float = 1.0) -> Resident:
     array = jax.make_array_from_single_device_arrays(
         (rows * shards.size, *bound), shards.rows, blocks
     )
-    together = None if shards.platform == "cpu" else _TOGETHER
+    together = _together(shards.platform)
     images_fn = _images_fn(program, shards.mesh, hosts=shards.hosts, together=together)
     return Resident({"resident": array}, images_fn, shapes, sources, f"{note} before")
 
@@ -155,6 +155,11 @@ def _block(
             block[i][tuple(slice(side) for side in image.shape)] = image
             images[row] = None
     return block
+
+
+def _together(platform: str) -> int | None:
+    """Returns how many images are transformed at a time; None is one."""
+    return None if platform == "cpu" else _TOGETHER
 
 
 def _images_fn(
