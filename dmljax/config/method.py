@@ -142,7 +142,8 @@ def functions_of(options: Options) -> tuple[Callable, Callable, dict[str, Any]]:
 
 def _pooled_output(options: Options) -> str | None:
     """Returns the output of the net that the head takes; None if it takes feature maps."""
-    output, remaining_pool_fn = assemble.pooling(_argument(options.method.function, "pool_fn"))
+    pool_fn = _argument(options.method.function, "pool_fn")
+    output, remaining_pool_fn = assemble.pooling(pool_fn)
     return output if remaining_pool_fn is None else None
 
 
