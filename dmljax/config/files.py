@@ -124,19 +124,27 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, 
 def table(name: str, overrides: Iterable[str] = ()) -> str:
     """Returns all values of a config as aligned lines of field, value and source, for `--print`.
 
-    A source is 'command line', 'config file' (or the recipe that it names), or 'default'.
+    A source is the last of 'default', 'recipe', 'config file' and 'command line' that changed the
+    value; arguments behind a colon belong to the command line.
     """
-    overrides = list(overrides)
-    by_flag = {flag.partition("=")[0].removeprefix("--config."): "" for flag in overrides}
-    sources = {"command line": by_flag, "config file": dict(_leaves(read(name)))}
+    path, overrides = name.partition(":")[0], list(overrides)
+    recipe = getattr(_get_config_of(path), "recipe", dict)
+    layers = {"recipe": recipe(), "config file": read(path), "command line": read(name)}
+    leaves = {source: dict(_leaves(fields.plain(config))) for source, config in layers.items()}
+    flags = tuple(f"{flag.partition('=')[0].removeprefix('--config.')}." for flag in overrides)
 
     def source_of(field: str) -> str:
-        for source, set_fields in sources.items():
-            if any(f"{field}.".startswith(f"{set_field}.") for set_field in set_fields):
-                return source
+        if f"{field}.".startswith(flags):
+            return "command line"
+        source, previous = "default", ["unset"]
+        for layer, values in leaves.items():
+            value = [v for parent, v in values.items() if f"{field}.".startswith(f"{parent}.")]
+            if value != previous:
+                source = layer if value else "default"
+            previous = value
         # `fields.complete` fills in the size of a transform.
-        is_size = field in ("transform.size", "eval_transform.size")
-        return source_of("size") if is_size else "default"
+        is_size = source == "default" and field in ("transform.size", "eval_transform.size")
+        return source_of("size") if is_size else source
 
     values = list(_leaves(fields.complete(read(name, overrides))))
     widths = [max(len(field) for field, _ in values), max(len(repr(value)) for _, value in values)]

@@ -53,6 +53,7 @@ def config_function(recipe: Callable[..., dict[str, Any]], **fixed: Any) -> Call
 
         return ConfigDict(recipe(**fixed, **parse(recipe, argument, fixed=frozenset(fixed))))
 
+    vars(get_config).update(recipe=recipe)  # for `--print`
     return get_config
 
 

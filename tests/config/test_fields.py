@@ -162,7 +162,22 @@ def test_the_printed_values_of_a_config_have_their_sources(tmp_path, monkeypatch
     assert main.main(words) == 0 and not (tmp_path / "runs").exists()
     lines = capsys.readouterr().out.splitlines()
     sources = {line.split()[0]: line.split()[1:] for line in lines}
+    assert sources["held_out"] == ["None", "default"]
     assert sources["loss.margin"] == ["0.3", "command", "line"]
     assert sources["steps"] == ["6", "config", "file"] and sources["seed"] == ["0", "default"]
     assert sources["transform.size"] == ["9", "config", "file"]
     assert sources["evaluate.clustering.starts"] == ["1", "default"]
+
+
+def test_the_printed_values_of_a_recipe_have_their_sources():
+    flags = ["--config.optimizer.groups.0.decay=0"]
+    name = f"{PAGE.parents[1] / 'configs' / 'cars_graph.py'}:mlp=False,held_out=0.2"
+    sources = {}
+    for line in files.table(name, flags).splitlines():
+        field, _, value_and_source = line.partition(" ")
+        sources[field] = value_and_source.split("  ")[-1]
+    assert sources["dataset.name"] == sources["optimizer.rate"] == "config file"
+    assert sources["method.mlp_fn"] == sources["held_out.fraction"] == "command line"
+    assert sources["method.dim"] == sources["optimizer.groups.0.path"] == "recipe"
+    assert sources["optimizer.groups.0.decay"] == "command line"
+    assert sources["patience"] == "default"
