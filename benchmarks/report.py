@@ -48,7 +48,7 @@ def main() -> None:
     step("interval, 4 scores", lambda: [metrics.interval(v, groups=labels) for v in scores])
     step(
         "class_table",
-        lambda: findings.class_table(x, labels, recalls, values["MAP@R"], count=labels.max() + 1),
+        lambda: findings.class_table(x, labels, recalls, values["MAP@R"], count=int(labels.max()) + 1),
     )
     step("confusions", lambda: findings.confusions(labels, recalls, near.other))
     step("hubs", lambda: findings.hub_counts(near.nearest, labels))

@@ -36,7 +36,7 @@ def test_class_table(kind):
         {c: unit[y == c].mean(axis=0) for c in set(y.tolist())}
         for unit, (_, y) in zip(units, sides, strict=True)
     ]
-    count = max(*labels, *gallery_labels) + 2
+    count = int(max(*labels, *gallery_labels)) + 2
     table = findings.class_table(embeddings, labels, recalls, precisions, count=count, **search)
     for label in range(count):
         scored = (labels == label) & ~np.isnan(recalls)
