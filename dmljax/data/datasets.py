@@ -109,6 +109,7 @@ _LAYOUTS = {
 }
 
 _Path = str | os.PathLike | None
+_NO_BOXES = "crop=True needs the published boxes: set root= to the original files"
 
 
 def _home(name: str, root: _Path) -> pathlib.Path:
@@ -125,18 +126,13 @@ def cub200(
     """
     images: Records
     boxes = None
-    if _is_tfds(source):
-        _refuse_crop(crop, "bounding_boxes.txt")
-        images, values, _ = records.tfds_set(
-            "caltech_birds2011",
-            split="train+test",
-            data_dir=data_dir,
-            columns=("label", "label_name"),
-            encoded=("segmentation_mask",),
+    if _is_tfds(source, crop):
+        columns, masks = ("label", "label_name"), ("segmentation_mask",)
+        images, _, (labels, titles) = records.tfds_set(
+            "caltech_birds2011", "train+test", data_dir, *columns, encoded=masks
         )
-        ids = np.array(values["label"]) + 1
-        titles = [name.decode() for name in values["label_name"]]
-        names = [f"{i:03d}.{title}" for i, title in zip(ids, titles, strict=True)]
+        ids = np.array(labels) + 1
+        names = [f"{i:03d}.{title.decode()}" for i, title in zip(ids, titles, strict=True)]
     else:
         home = _home("cub200", root)
         files = dict(_columns(home / "images.txt", 2))
@@ -166,14 +162,12 @@ def cars196(
     """
     images: Records
     boxes = None
-    if _is_tfds(source):
-        _refuse_crop(crop, "cars_annos.mat")
-        images, values, features = records.tfds_set(
-            "cars196", split="train+test", data_dir=data_dir, columns=("label",)
-        )
-        ids, titles = np.array(values["label"]) + 1, features["label"].names
+    if _is_tfds(source, crop):
+        images, features, (labels,) = records.tfds_set("cars196", "train+test", data_dir, "label")
+        ids, titles = np.array(labels) + 1, features["label"].names
     elif root is not None and (class_folders := _class_folders(root)):
-        _refuse_crop(crop, "cars_annos.mat")
+        if crop:
+            raise ValueError(_NO_BOXES)
         paths = [image_folders.image_paths(class_folder) for class_folder in class_folders]
         titles = [class_folder.name for class_folder in class_folders]
         images = [path for class_paths in paths for path in class_paths]
@@ -183,14 +177,6 @@ def cars196(
         boxes = _within_images(boxes, images) if crop else None
     names = [f"{i:03d} {titles[i - 1]}" for i in ids.tolist()]
     return _checked("cars196", _by_class_id(images, ids, names, boxes=boxes, train_classes=98))
-
-
-def _refuse_crop(crop: bool, annotations: str) -> None:
-    if crop:
-        raise ValueError(
-            f"crop=True reads the boxes of {annotations}: set root= to the original files, without "
-            "source="
-        )
 
 
 def _within_images(boxes: np.ndarray, images: Sequence[str]) -> np.ndarray:
@@ -239,14 +225,10 @@ def sop(
     images: Records
     for name in ("train", "test"):
         if _is_tfds(source):
-            images, values, _ = records.tfds_set(
-                "stanford_online_products",
-                split=name,
-                data_dir=data_dir,
-                columns=("class_id", "super_class_id"),
+            images, _, columns = records.tfds_set(
+                "stanford_online_products", name, data_dir, "class_id", "super_class_id"
             )
-            ids = np.array(values["class_id"]) + 1
-            categories = np.array(values["super_class_id"]) + 1
+            ids, categories = (np.array(column) + 1 for column in columns)
         else:
             home = _home("sop", root)
             rows = _columns(home / f"Ebay_{name}.txt", 4, header=1)
@@ -329,12 +311,10 @@ def mnist(
     splits = []
     for name, prefix in (("train", "train"), ("test", "t10k")):
         if _is_tfds(source):
-            encoded, values, _ = records.tfds_set(
-                "mnist", split=name, data_dir=data_dir, columns=("label",)
-            )
+            encoded, _, (digits,) = records.tfds_set("mnist", name, data_dir, "label")
             decoded = (Image.open(io.BytesIO(encoded[i])) for i in range(len(encoded)))
             images = np.stack([np.asarray(image.convert("L")) for image in decoded])
-            labels = np.array(values["label"])
+            labels = np.array(digits)
         else:
             home = _home("mnist", root)
             images, labels = (
@@ -364,9 +344,11 @@ def glyphs() -> Splits:
     return _checked("glyphs", Splits(*splits))
 
 
-def _is_tfds(source: str) -> bool:
+def _is_tfds(source: str, crop: bool = False) -> bool:
     if source not in ("files", "tfds"):
-        raise ValueError(f"source must be 'files' or 'tfds', not {source!r}")
+        raise ValueError(f"source must be 'files' or 'tfds', got {source!r}")
+    if source == "tfds" and crop:
+        raise ValueError(_NO_BOXES)
     return source == "tfds"
 
 

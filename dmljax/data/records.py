@@ -130,14 +130,9 @@ class TfdsRecords:
 
 
 def tfds_set(
-    name: str,
-    *,
-    split: str,
-    data_dir: str | None,
-    columns: Sequence[str],
-    encoded: Sequence[str] = (),
-) -> tuple[TfdsRecords, dict[str, tuple], Any]:
-    """Reads `(records, {column: values}, features)` of a TFDS data set in ArrayRecord files.
+    name: str, split: str, data_dir: str | None, *columns: str, encoded: Sequence[str] = ()
+) -> tuple[TfdsRecords, Any, list[tuple]]:
+    """Reads `(records, features, columns)` of a TFDS data set in ArrayRecord files.
 
     Reading the columns does not decode images: neither "image" nor the features in `encoded`.
     """
@@ -153,7 +148,7 @@ def tfds_set(
         builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
         decoders = {key: tfds.decode.SkipDecoding() for key in ("image", *encoded)}
         source = builder.as_data_source(split=split, decoders=decoders)
-        first = [source[i] for i in range(min(1, len(source)))]
+        _ = source[0]
     except Exception as error:  # TFDS raises many types of errors for missing data
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise FileNotFoundError(
@@ -161,12 +156,9 @@ def tfds_set(
             f"where TensorFlow is installed: tfds build {name} --file_format=array_record "
             f"--data_dir={folder}; or read the original files with root="
         ) from error
-    if not first:
-        raise FileNotFoundError(f"tfds {name}: the split {split} in {folder} is empty")
     items = (source[i] for i in range(len(source)))
-    rows = [[item[column] for column in columns] for item in items]
-    values = dict(zip(columns, zip(*rows, strict=True), strict=True))
-    return TfdsRecords(source, name), values, builder.info.features
+    values = list(zip(*([item[column] for column in columns] for item in items), strict=True))
+    return TfdsRecords(source, name), builder.info.features, values
 
 
 def _check_features(folder: pathlib.Path) -> None:

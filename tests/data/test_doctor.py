@@ -138,7 +138,7 @@ def test_the_exit_status_tells_correct_damaged_and_wrongly_called_apart(photos, 
         ([f"--config={broken}"], "broken.py does not run: NameError: name 'nonsense'"),
         ([], "--dataset is needed, one of: cars196"),
         (["--dataset=table"], "also needs: 'path'"),
-        (["--dataset=mnist", "--source=web"], "not 'web'"),
+        (["--dataset=mnist", "--source=web"], "got 'web'"),
         (["--dataset=folder", f"--root={photos / 'a' / '001.jpg'}"], "is a file, not a folder"),
     ):
         with pytest.raises((ValueError, TypeError, OSError), match=message):
