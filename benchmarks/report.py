@@ -46,9 +46,10 @@ def main() -> None:
     recalls = values["R@1"]
     scores = (recalls, values["MAP@R"], values["RP"], values["MRR"])
     step("interval, 4 scores", lambda: [metrics.interval(v, groups=labels) for v in scores])
+    count = int(labels.max()) + 1
     step(
         "class_table",
-        lambda: findings.class_table(x, labels, recalls, values["MAP@R"], count=int(labels.max()) + 1),
+        lambda: findings.class_table(x, labels, recalls, values["MAP@R"], count=count),
     )
     step("confusions", lambda: findings.confusions(labels, recalls, near.other))
     step("hubs", lambda: findings.hub_counts(near.nearest, labels))
