@@ -168,17 +168,19 @@ def write_manifest(folder: pathlib.Path, manifest: Manifest) -> Manifest:
 
 
 def read_manifest(folder: pathlib.Path) -> Manifest:
-    """Reads the manifest of a bundle and checks it. `read` compares the digests of the files."""
+    """Reads the manifest of a bundle and checks it. `read` compares the digests of files."""
     if not folder.exists():
         raise FileNotFoundError(f"the bundle {folder} does not exist")
     path = folder / MANIFEST
-    if not path.is_file():
+    if path.is_symlink() or not path.is_file():
         raise BadBundle(f"{folder} is not a bundle: a bundle is a folder with a {MANIFEST}")
     try:
         content = reading.marked(reading.json_value(path.read_bytes()), path)
         manifest = schema.parse(Manifest, content)
         if identity(content) != manifest.identity:
             raise ValueError("its identity differs")
+        if others := set(os.listdir(folder)) - {MANIFEST, *manifest.files}:
+            raise ValueError(f"the folder has another file, {min(others)}")
     except ValueError as error:
         raise BadBundle(
             f"{path} cannot be used: {error}. Copy the bundle again, or export the run again"
@@ -191,8 +193,8 @@ def read(folder: pathlib.Path, manifest: Manifest, name: str) -> bytes:
     if name not in manifest.files:
         raise BadBundle(f"{folder} has no {name}: export it again with this file")
     path = folder / name
-    if not path.is_file():
-        raise BadBundle(f"{folder} is not complete: {name} is missing")
+    if path.is_symlink() or not path.is_file():
+        raise BadBundle(f"{folder} is not complete: {name} is missing, or is a link")
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != manifest.files[name]:
         raise BadBundle(f"{path} is damaged or changed: its SHA-256 is not the manifest's")

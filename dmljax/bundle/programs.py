@@ -50,6 +50,11 @@ def stablehlo(
     if (present := platform(device)) not in exported.platforms:
         names = ", ".join(exported.platforms)
         raise unusable(folder, f"is for {names}, and JAX runs on {present}")
+    (variables, _), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
+    facts = [{k: (x.shape, x.dtype) for k, x in y.items()} for y in (variables, tensors)]
+    is_finite = all(np.isfinite(x).all() for x in tensors.values() if x.dtype.kind == "f")
+    if facts[0] != facts[1] or not is_finite:
+        raise unusable(folder, "does not fit its parameters, or they contain NaN")
     device = jax.devices()[0] if device is None else device
     on_device = jax.device_put(tensors, device)
     call_fn = jax.jit(exported.call)

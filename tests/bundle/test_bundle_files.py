@@ -39,12 +39,19 @@ def test_every_file_is_confirmed_by_its_digest(copy):
     assert load(copy).dimension == 4
 
 
-def test_missing_and_truncated_files(copy):
+def test_missing_extra_and_truncated_files(copy, tmp_path):
+    (copy / "setup.py").write_text("print(1)")
+    _refused(copy, "the folder has another file, setup.py")
+    (copy / "setup.py").unlink()
     data = (copy / "params.safetensors").read_bytes()
     (copy / "params.safetensors").write_bytes(data[:-1])
     _refused(copy, "params.safetensors is damaged or changed")
     (copy / "params.safetensors").unlink()
     _refused(copy, "is not complete: params.safetensors is missing")
+    (copy / "params.safetensors").symlink_to(tmp_path / "params")
+    (tmp_path / "params").write_bytes(data)
+    _refused(copy, "params.safetensors is missing, or is a link")
+    (copy / "params.safetensors").unlink()
     os.mkfifo(copy / "params.safetensors")  # reading it would wait for ever
     _refused(copy, "is not complete: params.safetensors is missing")
 
@@ -187,6 +194,19 @@ def test_other_pixels_than_at_the_export(copy):
         BadBundle, match=r"gives other pixels than at the export: .* versions of Pillow"
     ):
         load(copy).check()
+
+
+def test_parameters_that_do_not_fit_the_program(copy):
+    """Also where all digests were made to agree."""
+    tensors = load_file(copy / "params.safetensors")
+    first = min(tensors)
+    for change in (
+        {"other": tensors[first]},
+        {first: tensors[first].astype(np.float16)},
+        {first: np.full_like(tensors[first], np.nan)},
+    ):
+        forged.replace(copy, "params.safetensors", save(tensors | change))
+        _refused(copy, "does not fit its parameters, or they contain NaN")
 
 
 def test_damaged_safetensors(copy):
