@@ -11,33 +11,6 @@ from PIL import Image
 from dmljax import bundle, index, main
 
 
-def test_images_find_themselves(bundle_folder, tmp_path, capsys):
-    loaded = bundle.load(bundle_folder)
-    height, width, channels = loaded.input_shape
-    folder, place = tmp_path / "images", tmp_path / "photos.index"
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    for i in range(7):
-        pixels = rng.integers(0, 256, (2 * height, 2 * width, channels), np.uint8)
-        Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels).save(folder / f"{i}.png")
-    assert (
-        main.main(
-            ["index", "create", str(place), f"--bundle={bundle_folder}", f"--images={folder}"]
-        )
-        == 0
-    )
-    capsys.readouterr()
-    query = str(folder / "3.png")
-    words = ["search", str(bundle_folder), f"--index={place}", query, "--k=2", "--json"]
-    assert main.main(words) == 0
-    hits = json.loads(capsys.readouterr().out)["hits"]
-    assert hits[0]["id"] == "3.png" and hits[0]["similarity"] > 0.9999
-    with index.open(place, model=loaded.digest) as store:
-        vectors = np.stack([item.vector for item in store.get([f"{i}.png" for i in range(7)])])
-    paths = [folder / f"{i}.png" for i in range(7)]
-    np.testing.assert_allclose(vectors, loaded.embed(paths), atol=1e-5)
-
-
 def test_an_index_is_not_replaced_by_an_empty_one(bundle_folder, tmp_path):
     folder, place = tmp_path / "images", tmp_path / "photos.index"
     folder.mkdir()
