@@ -50,9 +50,9 @@ def parse(text: str, *, flag: str = "--shard") -> Shard:
     >>> parse("3/8").rows(100)
     range(37, 50)
     """
-    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
-    shard = Shard(*map(int, match.groups())) if match else Shard(0, 0)
-    if not shard.index < shard.count:
+    numbers = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
+    shard = Shard(*map(int, numbers.groups())) if numbers else Shard(0, 0)
+    if shard.index >= shard.count:
         raise ValueError(
             f"{flag}={text} is not I/N with I from 0 to N - 1, such as 0/8 for the first of eight"
         )

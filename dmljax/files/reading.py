@@ -59,22 +59,21 @@ def marked(content: Any, path: str | os.PathLike) -> Any:
     return text
 
 
-def json_value(text: str | bytes, **options: Any) -> Any:
-    """Parses JSON text that somebody else may have written, with options of `json.loads`.
+def json_value(text: str | bytes) -> Any:
+    """Parses JSON text that somebody else may have written.
 
     Raises ValueError for text that is not JSON, or is nested deeper than 100 levels: deeper values
     exhaust the stack of recursive functions.
     """
-    try:
-        value = json.loads(text, **options)
-    except RecursionError:
-        raise ValueError(f"it is nested deeper than {_LEVELS} levels") from None
-    level = [value] if isinstance(value, dict | list) else []
-    for _ in range(_LEVELS):
-        nodes = (node.values() if isinstance(node, dict) else node for node in level)
-        level = [x for node in nodes for x in node if isinstance(x, dict | list)]
-        if not level:
-            return value
+    with contextlib.suppress(RecursionError):
+        value = json.loads(text)
+        nodes = [value]
+        for _ in range(_LEVELS + 1):
+            nodes = [x for x in nodes if isinstance(x, dict | list)]
+            if not nodes:
+                return value
+            items = (node.values() if isinstance(node, dict) else node for node in nodes)
+            nodes = list(itertools.chain.from_iterable(items))
     raise ValueError(f"it is nested deeper than {_LEVELS} levels")
 
 
