@@ -233,46 +233,31 @@ def side_of(name, sizes) -> int:
     return sizes["side"] // NETS[name] * NETS[name]
 
 
-def net_of(name, sizes):
-    """The net in bfloat16, with the form of attention of a run."""
+def chosen_net(name, sizes):
+    """The net with the fastest form of attention, and a phrase with the times of all forms."""
     import jax
     import jax.numpy as jnp
 
     from dmljax import nets
-    from dmljax.nets import token_attention
+    from dmljax.train import attention_choice
 
     side, options = side_of(name, sizes), {"dtype": jnp.bfloat16}
     if name != "resnet50":
         options |= {"image_size": side}
         options |= {} if sizes["depth"] is None else {"depth": sizes["depth"], "width": 48}
-    return token_attention.chosen(getattr(nets, name)(**options), jax.devices()[0])
+    return attention_choice.choose(
+        getattr(nets, name)(**options),
+        image_shapes={(side, side, 3)},
+        images=sizes["batch"],
+        platform=jax.default_backend(),
+    )
 
 
 def attention(sizes):
-    """All forms of attention with their gradients, before other processes use the GPU."""
-    import jax
-    import jax.numpy as jnp
-
-    from dmljax.nets import token_attention
-
+    """All forms of attention, before other processes use the GPU; later rows read what is kept."""
     for name in list(NETS)[1:]:
-        net, side = net_of(name, sizes), side_of(name, sizes)
-        shape = (sizes["batch"], net.tokens((side, side, 3)), net.heads, net.width // net.heads)
-        q = jax.random.normal(jax.random.key(0), shape, jnp.bfloat16)
-        notes = []
-        for form in token_attention.FORMS:
-
-            @jax.jit
-            @jax.grad
-            def gradient(x, form=form):
-                return token_attention.attention(x, x, x, form=form).astype(jnp.float32).sum()
-
-            try:
-                token_attention.check(form, jax.default_backend())
-                notes.append(f"{form} {1000 * seconds(lambda: gradient(q), 10):.2f} ms")  # noqa: B023
-            except Exception as error:  # whatever a form raises, the others remain
-                notes.append(f"{form}: {' '.join(str(error).split())[:120]}")
-        yield line(f"attention of {name}", note=", ".join(notes))
+        _, note = chosen_net(name, sizes)
+        yield line(f"attention of {name}", note=note.removeprefix("attention: "))
 
 
 def step(sizes, *, name):
@@ -282,12 +267,12 @@ def step(sizes, *, name):
     import optax
 
     from dmljax import losses, methods
-    from dmljax.nets import token_attention
+    from dmljax.train import attention_choice
     from dmljax.train.compilation import multiply_adds
     from dmljax.train.step import init_state, train_step
 
     b, side = sizes["batch"], side_of(name, sizes)
-    net = net_of(name, sizes)
+    net, _ = chosen_net(name, sizes)
     note = f"attention: {net.attention}" if hasattr(net, "attention") else ""
 
     def normalize(images):
@@ -314,7 +299,7 @@ def step(sizes, *, name):
     batch = jax.device_put(host[0])
     # The operations of attention are counted in its plain form: others hide them.
     plain_fn = train_step(
-        method_of(token_attention.portable(net)), optimizer, normalize_fn=normalize, seed=0
+        method_of(attention_choice.portable(net)), optimizer, normalize_fn=normalize, seed=0
     )
     flops = 2 * multiply_adds(jax.make_jaxpr(plain_fn)(state, batch).jaxpr)
     program, compile_seconds = compiled(step_fn, state, batch, donate_argnums=0)

@@ -1,4 +1,4 @@
-"""How fast is training with images on the host, and on the device?
+"""How fast is training with images on the host, in windows, and on the device?
 
     python benchmarks/device_data.py
 
@@ -30,11 +30,15 @@ from dmljax.train import augment, initial_state, loop, resident
 from dmljax.train.devices import prefetch
 
 dmljax_main.tune_cpu()  # as in a run
-# Options of `runtime`, and batches that are sent ahead.
+# Options of `runtime`, and blocks of steps that are sent ahead.
 CONTESTANTS = {
     "host": ({}, 1),
     "host, one more batch ahead": ({}, 2),
     "host, decoded images in memory": ({"cache": True}, 1),
+    "host, decoded images in memory, windows of 4 steps": (
+        {"cache": True, "data": {"name": "host", "window": 4}},
+        1,
+    ),
     "device": ({"data": "device"}, 1),
 }
 
@@ -93,7 +97,12 @@ class Contestant:
         """Images per second and per processor-second, and the share of the time spent waiting."""
         waited = 0.0
         with loop.batches(self.run, 0, resident=self._data) as host_batches:
-            batches = prefetch(host_batches, self.run.shards.rows, ahead=self._ahead)
+            batches = prefetch(
+                host_batches,
+                self.run.shards.rows,
+                ahead=self._ahead,
+                window=self.run.options.runtime.data.window,
+            )
             for step in range(-8, steps):  # the first ones use what was read ahead
                 if step == 0:
                     jax.block_until_ready(self._state)

@@ -8,6 +8,7 @@
 A config is a Python file or the name of a recipe (`dmljax list` prints both); arguments follow a
 colon. --config.FIELD=VALUE changes a field, also a nested one: `dmljax list fields` explains the
 fields, and --print shows their values. The same command continues an interrupted run.
+--features=I/N computes a part of the features for features='cached' (docs/choosing.md).
 docs/scale.md describes training on several processes.
 """
 
@@ -49,6 +50,9 @@ class Flags:
         "with --dry-run: compile for GPUs or TPUs, present or not, and print the memory per "
         "device, such as h100:8 or v5e:1x1,v5e:2x4,v5e:8x8",
     )
+    features: str | None = flag(
+        None, "compute only part I of N of the cached features, and exit", metavar="I/N"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +91,14 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         return 0
     if arguments.topology is not None:
         raise ValueError("--topology needs --dry-run: a run cannot use these devices")
+    if arguments.features:
+        flags = changed(arguments, Flags, ProcessFlags)
+        if ignored := [name for name in flags if name not in ("--config", "--features")]:
+            raise ValueError(
+                f"--features computes features and trains nothing: leave out {', '.join(ignored)}"
+            )
+        _compute_features(arguments, overrides)
+        return 0
     if _is_deterministic(arguments.config, overrides):
         xla_flags.require_determinism()
     if not changed(arguments, ProcessFlags):
@@ -105,6 +117,16 @@ def _is_deterministic(name: str, overrides: Sequence[str]) -> bool:
     except USER_ERRORS:
         return False
     return isinstance(runtime, Mapping) and runtime.get("deterministic") is True
+
+
+def _compute_features(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
+    from dmljax.files import parts
+    from dmljax.runs import training
+
+    shard = parts.parse(arguments.features, flag="--features")
+    config = config_files.read(arguments.config, overrides)
+    images, folder = training.compute_features(config, shard=shard)
+    print(f"{folder}: {images:,} images of part {shard}")
 
 
 def _train(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:

@@ -14,7 +14,8 @@ such as clip_b32.safetensors.
 Images without class folders get no scores. The page then shows a map, near duplicates, and clusters
 of the features of the first backbone.
 
-The features are cached in $DMLJAX_CACHE/features.
+The features are cached in $DMLJAX_CACHE/features. --shard=I/N computes only part I of N of them:
+start N such processes, then the command without --shard.
 """
 
 import argparse
@@ -39,6 +40,7 @@ class Flags:
     nets: str | None = flag(None, "names of published weights, separated by commas")
     weights: str | None = flag(None, "folder with files of published weights")
     out: str | None = flag(None, "folder to write the page to; runs/zero-shot/NAME by default")
+    shard: str | None = flag(None, "compute only part I of N of the features", metavar="I/N")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,15 +53,19 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     if not arguments.folder:
         raise ValueError("zero-shot needs a folder of images: dmljax zero-shot photos/")
     from dmljax.data.splits import warn_of_one_class
+    from dmljax.files import parts
     from dmljax.runs import zero_shot
     from dmljax.train import compilation
 
     compilation.keep_programs()
+    shard = parts.parse(arguments.shard) if arguments.shard else None
     out = arguments.out or str(_OUT / pathlib.Path(arguments.folder).resolve().name)
-    zero_shot.check_out(out)
+    if shard is None:
+        zero_shot.check_out(out)
     images, are_labeled = zero_shot.images_of_folder(arguments.folder)
     backbones = _backbones(arguments)
-    skipped: collections.Counter[str] = collections.Counter()  # names each unreadable image once
+    # One counter, so that each unreadable image is named once.
+    options: dict[str, Any] = {"shard": shard, "skipped": collections.Counter()}
     if not are_labeled:
         if len(backbones) > 1:
             names = ", ".join(backbone.name for backbone in backbones[1:])
@@ -67,19 +73,22 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
                 f"images without classes are grouped by one backbone, {backbones[0].name}; not "
                 f"used: {names} (--nets=NAME names another)"
             )
-        row = zero_shot.embed(backbones[0], images, skipped=skipped)
-        _print_unreadable(row)
-        clusters, duplicates = zero_shot.page_of_clusters(row, images, out)
-        print(
-            f"{len(images):,} images without classes: {clusters} clusters, {duplicates} near "
-            f"duplicates by {row.name}; {out}/report.html, clusters.csv"
-        )
+        row = zero_shot.embed(backbones[0], images, **options)
+        if row is not None:
+            _print_unreadable(row)
+            clusters, duplicates = zero_shot.page_of_clusters(row, images, out)
+            print(
+                f"{len(images):,} images without classes: {clusters} clusters, {duplicates} near "
+                f"duplicates by {row.name}; {out}/report.html, clusters.csv"
+            )
         return 0
     warn_of_one_class(images, arguments.folder)
-    rows = [zero_shot.embed(x, images, skipped=skipped) for x in [*backbones, None]]
-    _print_unreadable(rows[0])
-    _print(rows, zero_shot.score(rows, images, out))
-    print(f"page: {out}/report.html")
+    results = [zero_shot.embed(backbone, images, **options) for backbone in [*backbones, None]]
+    rows = [row for row in results if row is not None]
+    if rows:
+        _print_unreadable(rows[0])
+        _print(rows, zero_shot.score(rows, images, out))
+        print(f"page: {out}/report.html")
     return 0
 
 

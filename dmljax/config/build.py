@@ -17,8 +17,7 @@ from dmljax.data.records import Reader
 from dmljax.data.splits import images_of
 from dmljax.methods import assemble
 from dmljax.methods.base import Method
-from dmljax.nets import token_attention
-from dmljax.train import devices, initial_state, start
+from dmljax.train import attention_choice, devices, initial_state, start
 from dmljax.train.options import Cached
 from dmljax.train.run import Run
 from dmljax.train.step import check_chunks, init_state
@@ -60,10 +59,13 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
             "runtime.devices needs a run of one process: several processes use all of their devices"
         )
     shards = devices.Shardings(described or (jax.devices()[:count] if count else None))
-    # Programs for devices that are only described are compiled without cuDNN.
-    is_plain = options.runtime.deterministic or described is not None
-    first_device = shards.mesh.devices.flat[0]
-    net = token_attention.chosen(backbone.net, first_device, is_deterministic=is_plain)
+    net, attention_note = attention_choice.choose(
+        backbone.net,
+        image_shapes={image_shape, eval_image_shape},
+        images=-(-(options.chunk or timing.batch_size) // shards.size),
+        platform=shards.platform,
+        may_measure=described is None and not options.runtime.deterministic,
+    )
     classes = len(data.train.names)
     adapted = method.adapted_of(
         options,
@@ -103,7 +105,7 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         options=options,
         selection=selection,
         metrics=metrics,
-        attention_note=f"attention: {net.attention}" if hasattr(net, "attention") else "",
+        attention_note=attention_note,
         transform_fn=transform_fn,
         eval_transform_fn=eval_transform_fn,
         normalize_fn=normalize_fn,
@@ -153,7 +155,7 @@ def digests_of(config: Any, *, data: str | None = None) -> fields.Digests:
 def embedding(config: dict[str, Any], *, classes: int) -> tuple[Method, Callable]:
     """Returns the method and the normalization of a run's config, without its data set."""
     options = options_of(fields.complete(config), method.FUNCTIONS)
-    net = token_attention.portable(method.net_of(options))
+    net = attention_choice.portable(method.net_of(options))
     deployed = method.adapted_of(options, net, classes=classes).deployed
     assert options.normalize is not None
     return deployed, options.normalize.function

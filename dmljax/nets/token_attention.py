@@ -7,24 +7,28 @@
 | `cudnn` | cuDNN's flash attention, which keeps no [tokens tokens] array | bfloat16, NVIDIA GPUs |
 | `tokamax` | the package tokamax, where it is installed | what it takes |
 
-`auto` is `plain`, until a run replaces it (`chosen`).
+`auto` is `plain`, until a run replaces it: on an accelerator it measures all forms at the sizes
+that it uses, and takes the fastest (`milliseconds`, `dmljax.train.attention_choice`).
 """
 
 import functools
 import importlib.util
 import math
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float
 
 from dmljax.ops import Array
 
-__all__ = ["FORMS", "attention", "check", "chosen", "portable"]
+__all__ = ["FORMS", "attention", "check", "milliseconds"]
 
-_LARGEST_HEAD, _AMPERE = 128, 8.0  # what cuDNN takes, on which GPUs of NVIDIA
+_ROUNDS, _CALLS = 5, 10
+_TOLERANCE = 0.05  # of the largest value: a form that differs by more is refused
 
 
 def attention(
@@ -55,30 +59,54 @@ def check(form: str, platform: str = "gpu") -> None:
         raise ValueError("attention='tokamax' needs the package: pip install tokamax")
 
 
-def chosen(net: Any, device: Any, *, is_deterministic: bool = False) -> Any:
-    """Returns `net` with the form of attention that `auto` stands for on a device.
-
-    It is `cudnn` for half precision on NVIDIA GPUs from Ampere on, where it was the fastest of all
-    forms for every net that was measured, and `plain` otherwise and in deterministic runs. A net
-    without attention is returned as it is.
+def milliseconds(
+    *, images: int, tokens: int, heads: int, width: int, dtype: Any, is_causal: bool = False
+) -> dict[str, float | str]:
+    """Measures, by form, the time of attention with its gradient on this device, or why it is
+    refused.
     """
-    form = getattr(net, "attention", None)
-    if form is None:
-        return net
-    check(form, device.platform)
-    if form != "auto":
-        return net
-    head = net.width // net.heads
-    is_half = net.dtype is not None and jnp.dtype(net.dtype).itemsize == 2
-    fits = is_half and head % 8 == 0 and head <= _LARGEST_HEAD
-    version = str(getattr(device, "compute_capability", ""))  # '9.0'; 'gfx942' on AMD's GPUs
-    is_ampere = version.replace(".", "").isdecimal() and float(version) >= _AMPERE
-    return net.clone(attention="cudnn" if fits and is_ampere and not is_deterministic else "plain")
+    shape = (images, tokens, heads, width // heads)
+    arrays = [
+        jax.random.normal(key, shape, dtype) for key in jax.random.split(jax.random.key(0), 4)
+    ]
+    results: dict[str, float | str] = {}
+    expected = None
+    for form in FORMS:
+        try:
+            check(form, jax.default_backend())
+            function = _with_gradients(form, is_causal).lower(*arrays).compile()
+            values = [np.asarray(x[-1], np.float32) for x in function(*arrays)]  # of one image
+            expected = values if expected is None else expected
+            results[form] = _refusal(values, expected) or _median(function, arrays)
+        except Exception as error:  # whatever a form raises, the others remain
+            results[form] = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+    return results
 
 
-def portable(net: Any) -> Any:
-    """Returns `net` with the form of attention that every platform has, to be shipped."""
-    return net.clone(attention="plain") if hasattr(net, "attention") else net
+def _with_gradients(form: str, is_causal: bool) -> Any:
+    def outputs(q, k, v, g):
+        y, pull_back = jax.vjp(lambda *x: attention(*x, is_causal=is_causal, form=form), q, k, v)
+        return (y, *pull_back(g))
+
+    return jax.jit(outputs)
+
+
+def _refusal(values: list[np.ndarray], expected: list[np.ndarray]) -> str | None:
+    for x, y in zip(values, expected, strict=True):
+        if not np.max(np.abs(x - y)) <= _TOLERANCE * np.max(np.abs(y)):  # also of NaN
+            return "its result differs from the result of plain"
+    return None
+
+
+def _median(function: Callable, arrays: list[jax.Array]) -> float:
+    seconds = []
+    for _ in range(_ROUNDS):
+        start = time.perf_counter()
+        for _ in range(_CALLS):  # queued, because the start of one takes as long as a small one
+            results = function(*arrays)
+        jax.block_until_ready(results)
+        seconds.append((time.perf_counter() - start) / _CALLS)
+    return 1000 * float(np.median(seconds))
 
 
 def _plain(q, k, v, is_causal):

@@ -17,8 +17,8 @@ def tinyimagenet(*, loss: str = "triplet") -> dict[str, Any]:
     scale. ArcFace's class vectors learn at 100 times the rate of the head, without decay. Only
     triplets have a miner.
 
-    Frames of the embedding (`frames/`, `movie.gif`) are drawn at every evaluation. The
-    weights are torchvision's ResNet-50 V1: docs/weights.md.
+    Frames of the embedding (`frames/`, `movie.gif`) are drawn at every evaluation, and 2,000 images
+    go to TensorBoard's projector. The weights are torchvision's ResNet-50 V1: docs/weights.md.
     """
     check_choice("loss", loss, ("triplet", "arcface"))
     groups: list[dict[str, Any]] = [{"path": "^net/", "factor": 0.1}]
@@ -47,5 +47,5 @@ def tinyimagenet(*, loss: str = "triplet") -> dict[str, Any]:
             "ks": (1, 2, 4, 8),
             "depth": "max_bin_count",
         },
-        "pictures": "movie",
+        "pictures": {"name": "movie", "projector": 2000},
     }

@@ -10,8 +10,8 @@ import numpy as np
 from dmljax.adapt import paths_of
 from dmljax.config import files as config_files
 from dmljax.config.build import build
-from dmljax.nets import token_attention
 from dmljax.runs import ladder, topologies, training
+from dmljax.train import attention_choice
 from dmljax.train.compilation import multiply_adds
 from dmljax.train.loop import compiled_step
 from dmljax.train.run import Run
@@ -80,7 +80,7 @@ def _excess(needed: float, limit: float | None) -> str:
 
 def _countable(run: Run) -> Run:
     """Returns `run` with a form of attention whose products can be counted, unlike cuDNN's."""
-    if token_attention.portable(run.net) == run.net:
+    if attention_choice.portable(run.net) == run.net:
         return run
     config = config_files.override(copy.deepcopy(run.config), ["--config.net.attention=plain"])
     return build(config, described=list(run.shards.mesh.devices.flat))

@@ -12,6 +12,7 @@ import jax
 from dmljax.config import fields
 from dmljax.config.build import build
 from dmljax.data.splits import warn_of_one_class
+from dmljax.files import parts
 from dmljax.files.run_folder import RunFolder
 from dmljax.hints import counted
 from dmljax.report import pictures as drawing
@@ -72,6 +73,16 @@ def check(run: Run) -> None:
         here = counted(run.shards.size, "device")
         raise ValueError(f"runtime.devices={count}, and this process has {here}: leave it out")
     initial_state.check_weights(run)
+
+
+def compute_features(config: Any, *, shard: parts.Shard) -> tuple[int, pathlib.Path]:
+    """Computes a part of the cached features of a run; returns the image count and the folder."""
+    run = build(config)
+    if run.cache is None:
+        raise ValueError("--features needs a config with features='cached', such as folder.py")
+    check(run)
+    count = features.compute_of_run(run, initial_state.first_state(run), shard=shard)
+    return count, run.cache.entries[0].folder.parent
 
 
 def _train_and_report(
@@ -155,7 +166,7 @@ def _evaluate_untrained(
 
 
 class _Observer:
-    """Writes a frame of the movie and at most one warning of an evaluation."""
+    """Writes the projector, a frame of the movie and at most one warning of an evaluation."""
 
     def __init__(self, run: Run, journal: Journal, workdir: pathlib.Path):
         self._run, self._journal, self._workdir = run, journal, workdir
@@ -163,8 +174,13 @@ class _Observer:
 
     def __call__(self, step: int, evaluation: Evaluation) -> None:
         run = self._run
-        if evaluation.test_embeddings is not None and isinstance(run.options.pictures, Movie):
-            summary.frame(run, evaluation.test_embeddings, self._workdir, step)
+        pictures, embeddings = run.options.pictures, evaluation.test_embeddings
+        if embeddings is not None and pictures is not None and pictures.projector:
+            classes = [run.test.names[label] for label in run.test.labels]
+            count = pictures.projector
+            self._journal.projector(step, embeddings[MAIN], classes, count=count)
+        if embeddings is not None and isinstance(pictures, Movie):
+            summary.frame(run, embeddings, self._workdir, step)
         if not self._has_warned and (line := summary.stuck(run, evaluation, self._workdir)):
             self._journal.say(line)
             self._has_warned = True

@@ -20,7 +20,7 @@ from dmljax.data import image_folders
 from dmljax.data.features import Cache
 from dmljax.data.records import Reader
 from dmljax.data.splits import Split
-from dmljax.files import image_formats
+from dmljax.files import image_formats, parts
 from dmljax.files.writing import make_folder, write_text
 from dmljax.report import compare_page, comparison, diagnosis, findings, page, scores_file
 from dmljax.report import facts as facts_lib
@@ -111,13 +111,15 @@ def embed(
     backbone: Backbone | None,
     images: Split,
     *,
+    shard: parts.Shard | None = None,
     batch_size: int = 32,
     skipped: collections.Counter[str] | None = None,
-) -> Row:
+) -> Row | None:
     """Computes the features of all images as unit vectors; without a backbone, raw pixels.
 
-    Features that are on disk already are not computed again. Images that cannot be read have rows
-    of NaN. `skipped` counts them by name; a name that it already contains is not logged again.
+    Features that are on disk already are not computed again. With `shard`, only that part is
+    computed, and the result is None. Images that cannot be read have rows of NaN. Where they are
+    found, `skipped` counts them by name; a name that it already contains is not logged again.
     """
     about: dict[str, Any]
     if backbone is None:
@@ -140,16 +142,19 @@ def embed(
         preprocessing += f", {normalization_title(normalize)}"
     store = Cache(at_hand.features_folder(), about, evaluation=transform_fn)
     records: Any = store.split(images).records
-    if not store.is_complete:
+    if shard is not None or not store.is_complete:
         features.compute(
             store,
             _pixels if backbone is None else _features_fn(backbone),
             title=title,
             shards=Shardings(),
             batch_size=batch_size,
+            shard=shard,
             unreadable="skip",
             skipped=skipped,
         )
+    if shard is not None:
+        return None
     rows = np.stack([records.rows[i] for i in range(len(images))])
     if backbone is not None:
         rows = np.asarray(ops.normalize(rows))

@@ -15,6 +15,7 @@ everything on every device.
 
 import collections
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -100,10 +101,36 @@ def put(batch: dict[str, np.ndarray], rows: NamedSharding) -> dict[str, jax.Arra
 
 
 def prefetch(
-    batches: Iterable[dict[str, np.ndarray]], rows: NamedSharding, *, ahead: int = 1
+    batches: Iterable[dict[str, np.ndarray]],
+    rows: NamedSharding,
+    *,
+    ahead: int = 1,
+    window: int = 1,
 ) -> Iterator[dict[str, jax.Array]]:
-    """Yields the same batches on the devices; `ahead` of them are sent before they are used."""
-    return requested_ahead((put(batch, rows) for batch in batches), count=ahead)
+    """Yields the same batches on the devices.
+
+    `window` batches are sent as one block. `ahead` blocks are sent before they are used.
+    """
+    iterator = iter(batches)
+    blocks = iter(lambda: list(itertools.islice(iterator, window)), [])
+    sent = requested_ahead((_sent(block, rows) for block in blocks), count=ahead)
+    return itertools.chain.from_iterable(sent)
+
+
+def _sent(
+    batches: list[dict[str, np.ndarray]], rows: NamedSharding
+) -> Iterable[dict[str, jax.Array]]:
+    """Sends batches as one block."""
+    if len(batches) == 1:
+        return [put(batches[0], rows)]
+    in_block = NamedSharding(rows.mesh, PartitionSpec(None, *rows.spec))
+    block = put({name: np.stack([x[name] for x in batches]) for name in batches[0]}, in_block)
+    return (_batch_of(block, i) for i in range(len(batches)))
+
+
+@jax.jit
+def _batch_of(block: dict[str, jax.Array], i: jax.Array) -> dict[str, jax.Array]:
+    return {name: jax.lax.dynamic_index_in_dim(x, i, 0, False) for name, x in block.items()}
 
 
 def requested_ahead(items: Iterable[_T], *, count: int = 1) -> Iterator[_T]:

@@ -18,7 +18,7 @@ from flax import traverse_util
 
 from dmljax.data.features import Cache, Entry
 from dmljax.data.splits import images_of, subset
-from dmljax.files import parts
+from dmljax.files import parts, reading
 from dmljax.files.progress import Progress
 from dmljax.files.writing import write_array
 from dmljax.methods.assemble import backbone_features
@@ -33,38 +33,41 @@ _LEAST_TIMED = 64  # images; fewer may have been read while the first batch was 
 _CENTERED_IMAGES = 10_000
 _SHRINKAGE = 0.1
 _OPTION = "--config.runtime.features"
-_ALL = parts.Shard(0, 1)
 
 
-def compute_of_run(run: Run, state: TrainState) -> None:
+def compute_of_run(run: Run, state: TrainState, *, shard: parts.Shard | None = None) -> int:
     """Computes the cached features of a run that are not on disk yet, by its backbone.
 
-    Of several processes, number 0 computes them on its own devices while the others wait.
+    Without `shard`, all of them. Returns how many images were read. Of several processes, number 0
+    computes the features on its own devices while the others wait.
     """
     if run.cache is None:
-        return
+        return 0
     cache, shards = run.cache, run.shards
     if shards.hosts > 1:
         state = state._replace(params={"net": state.params["net"]}, opt_state=())
         state = jax.device_get(devices.on_every_device(state, shards))
         shards = Shardings(jax.local_devices())
 
-    def fill() -> None:
-        if not cache.is_complete:
-            compute(
-                cache,
-                features_fn(run, (state.params, state.model_state), output=cache.output),
-                title=run.options.net["name"],
-                shards=shards,
-                batch_size=run.options.evaluate.batch_size,
-                workers=run.workers(images_of(run.train)),
-                unreadable=run.options.unreadable,
-            )
+    def fill() -> int:
+        if cache.is_complete:
+            return 0
+        return compute(
+            cache,
+            features_fn(run, (state.params, state.model_state), output=cache.output),
+            title=run.options.net["name"],
+            shard=shard,
+            shards=shards,
+            batch_size=run.options.evaluate.batch_size,
+            workers=run.workers(images_of(run.train)),
+            unreadable=run.options.unreadable,
+        )
 
-    hosts.on_process_0(fill)
+    count = hosts.on_process_0(fill)
     if run.shards.hosts > 1:
         for entry in cache.entries:
             hosts.check_shared(entry.folder / parts.TASK, option=_OPTION)
+    return count
 
 
 def centered(run: Run, state: TrainState) -> TrainState:
@@ -156,23 +159,24 @@ def compute(
     features_fn: Callable[[jax.Array], jax.Array],
     *,
     title: str,
+    shard: parts.Shard | None = None,
     skipped: collections.Counter[str] | None = None,
     **options: Any,
 ) -> int:
     """Computes the features of `cache` that are not on disk yet; returns how many images it read.
 
-    `features_fn(images uint8) -> [b d]`; `options` as for `embedded_batches`. One file of rows is
-    in memory at a time. With `unreadable='skip'`, images that cannot be read are counted in
-    `skipped`; a name that it already contains is not logged again.
+    `features_fn(images uint8) -> [b d]`; `options` as for `embedded_batches`. With `shard`, only
+    that part of every array is computed; processes with other shards, on this host or others, write
+    the others. One file of rows is in memory at a time. With `unreadable='skip'`, images that
+    cannot be read are counted in `skipped`; a name that it already contains is not logged again.
     """
     count = 0
     options["skipped"] = collections.Counter() if skipped is None else skipped
     for entry in cache.entries:
-        if entry.is_complete:
-            continue
+        of_entry = options | {"transform_fn": entry.transform_fn}
         try:
-            of_entry = options | {"transform_fn": entry.transform_fn}
-            count += _compute_entry(entry, features_fn, title=title, options=of_entry)
+            for part in _parts_of(entry) if shard is None else [shard]:
+                count += _compute_part(entry, part, features_fn, title=title, options=of_entry)
         except OSError as error:
             if error.errno is None:
                 raise
@@ -184,26 +188,41 @@ def compute(
     return count
 
 
-def _compute_entry(
+def _parts_of(entry: Entry) -> list[parts.Shard]:
+    """Returns the parts of an unfinished entry; one part for a new one."""
+    try:
+        count = reading.json_file(entry.folder / parts.TASK)["parts"]
+    except (FileNotFoundError, NotADirectoryError):  # `parts.claimed` says what is wrong
+        count = 1
+    return [parts.Shard(index, count) for index in range(count)]
+
+
+def _compute_part(
     entry: Entry,
+    part: parts.Shard,
     features_fn: Callable[[jax.Array], jax.Array],
     *,
     title: str,
     options: Mapping[str, Any],
 ) -> int:
-    """Computes the files of an entry that do not exist; returns how many images were read."""
-    total, count = len(entry.images), 0
-    with parts.claimed(entry.folder, _ALL, {"rows": total, "file_rows": _FILE_ROWS}) as folder:
-        if not parts.is_complete(folder):
-            files = range(0, total, _FILE_ROWS)
-            start = next((i for i in files if not (folder / f"{i:012d}.npy").exists()), total)
-            count = total - start
-            options = {**options, "rows": range(start, total)}
-            batches = embedded_batches(features_fn, entry.images, **options) if count else ()
-            with Progress(f"features of {title}", total, start=start, stream=sys.stdout) as shown:
-                seconds = _write_files(folder, batches, shown, start=start, total=total)
-            parts.finish(folder, rows=range(total), seconds=seconds)
-    return count
+    """Computes the files of one part that do not exist; returns how many images were read."""
+    total = len(entry.images)
+    files = part.rows(-(-total // _FILE_ROWS))
+    first, stop = files.start * _FILE_ROWS, min(files.stop * _FILE_ROWS, total)
+    if parts.is_complete(entry.folder / part.folder):
+        return 0
+    with parts.claimed(entry.folder, part, {"rows": total, "file_rows": _FILE_ROWS}) as folder:
+        if parts.is_complete(folder):
+            return 0
+        starts = range(first, stop, _FILE_ROWS)
+        start = next((i for i in starts if not (folder / f"{i:012d}.npy").exists()), stop)
+        options = {**options, "rows": range(start, stop)}
+        batches = embedded_batches(features_fn, entry.images, **options) if start < stop else ()
+        name = f"features of {title}" + (f", part {part}" if part.count > 1 else "")
+        with Progress(name, stop - first, start=start - first, stream=sys.stdout) as shown:
+            seconds = _write_files(folder, batches, shown, start=start, stop=stop)
+        parts.finish(folder, rows=range(first, stop), seconds=seconds)
+    return stop - start
 
 
 def _write_files(
@@ -212,7 +231,7 @@ def _write_files(
     progress: Progress,
     *,
     start: int,
-    total: int,
+    stop: int,
 ) -> float | None:
     """Writes the features of rows from `start` on; returns the seconds of one, if many."""
     waiting: list[np.ndarray] = []
@@ -224,7 +243,7 @@ def _write_files(
         features = np.where(where[:, None], features, np.nan)[rows >= 0].astype(np.float32)
         progress.advance(len(features))
         waiting.extend(features)
-        while len(waiting) >= _FILE_ROWS or (waiting and start + len(waiting) == total):
+        while len(waiting) >= _FILE_ROWS or (waiting and start + len(waiting) == stop):
             write_array(folder / f"{start:012d}.npy", np.stack(waiting[:_FILE_ROWS]))
             start += len(waiting[:_FILE_ROWS])
             del waiting[:_FILE_ROWS]

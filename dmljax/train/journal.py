@@ -13,7 +13,7 @@ import pathlib
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -112,6 +112,20 @@ class Journal:
             names = dict.fromkeys(["R@1", "MAP@R", "NMI", shown])
             values = [f"{name} {100 * scores[name]:.1f}" for name in names if name in scores]
             self.say(f"step {step}, {split}: {', '.join(values)}")
+
+    def projector(
+        self, step: int, embeddings: np.ndarray, classes: Sequence[str], *, count: int
+    ) -> None:
+        """Writes `count` embeddings and their classes for TensorBoard's projector.
+
+        Takes the same images at every step, and leaves out rows of NaN.
+        """
+        if self._board is not None:
+            rows = np.flatnonzero(np.isfinite(embeddings).all(axis=1))
+            rows = np.sort(np.random.default_rng(0).permutation(rows)[:count])
+            # A table of one column: tabs and line breaks would end a cell.
+            names = [" ".join(classes[int(row)].split()) or "?" for row in rows]
+            self._board.add_embedding(embeddings[rows], names, global_step=step, tag="test")
 
     def restart_clock(self, step: int) -> None:
         """Leaves the time since the last report, such as an evaluation, out of the speed."""

@@ -76,7 +76,7 @@ def train(
     `host_batches` come from `batches` with the same `resident`. `evaluated_fn(step, evaluation)`
     is called after each evaluation, before its checkpoint.
     """
-    state, window, history, repeats_evaluation = restored
+    state, recent, history, repeats_evaluation = restored
     start_step = int(state.step)
     step_fn = compiled_step(run, resident)
     resident_arrays = {} if resident is None else resident.arrays
@@ -85,18 +85,18 @@ def train(
     def log(*, all_steps: bool = False) -> None:
         for step, metrics, signal in pending.fetch(all_steps=all_steps):
             interrupts.set_agreed(signal)
-            window.append(metrics)
+            recent.append(metrics)
             if step == start_step + 1:
                 journal.first_step(step, metrics)
                 journal.say(compilation.sentence())
             if step % run.options.log_every == 0 or step == run.steps:
                 skipped = len(host_batches.skipped)
-                journal.train(step, mean(window), batch=run.batch_size, unreadable=skipped)
-                window.clear()
+                journal.train(step, mean(recent), batch=run.batch_size, unreadable=skipped)
+                recent.clear()
 
     def save(score: float | None = None, *, overwrite: bool = False, **notes: Any) -> None:
         log(all_steps=True)
-        notes |= {"window": window, "history": history, "seconds": report.seconds()}
+        notes |= {"window": recent, "history": history, "seconds": report.seconds()}
         checkpoints.save(state, notes, score=score, overwrite=overwrite)
 
     def leave(step: int) -> NoReturn:
@@ -144,7 +144,8 @@ def train(
         evaluation = None
     if start_step in run.reload_steps:  # A checkpoint holds the state before the reload.
         state = _reload_best(state, run, checkpoints)
-    device_batches = prefetch(host_batches, run.shards.rows)
+    window = run.options.runtime.data.window
+    device_batches = prefetch(host_batches, run.shards.rows, window=window)
     patience = run.options.patience
     is_over = is_out_of_patience(history, patience)  # The run was finished already.
     remaining_steps = range(start_step + 1, start_step + 1 if is_over else run.steps + 1)
@@ -154,7 +155,7 @@ def train(
         if step - 1 in run.neighbor_steps:
             sample_fn = refresh_neighbors()
             host_batches.replace(batches(run, step - 1, sample_fn=sample_fn, resident=resident))
-            device_batches = prefetch(host_batches, run.shards.rows)
+            device_batches = prefetch(host_batches, run.shards.rows, window=window)
         with journal.waiting():
             batch = next(device_batches)
         signal = interrupts.row()

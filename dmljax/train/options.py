@@ -66,6 +66,7 @@ class Page:
     """`pictures='page'`: the page of the run."""
 
     name: str
+    projector: int = _option(0, "test images in TensorBoard's projector", least=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,6 +129,14 @@ class Cached:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """`runtime.data`: how the images of a step get to the devices."""
+
+    name: str
+    window: int = _option(1, "steps whose images are sent as one block", least=1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
     """When splits are embedded, and which scores are computed."""
 
@@ -186,11 +195,11 @@ class RuntimeOptions:
         least=0,
     )
     cache: bool = _option(False, "keep decoded images in memory")
-    data: str = _option(
+    data: Delivery = _option(
         "host",
-        "where the training images are: the 'host' sends the images of each step; a 'device' holds "
-        "and transforms all of them; 'auto': a device if possible",
-        choices=("host", "device", "auto"),
+        "where the training images are: the 'host' sends them step by step, or `window` steps at "
+        "once; a 'device' holds and transforms all of them; 'auto': a device if possible",
+        settings={"host": Delivery, "device": Delivery, "auto": Delivery},
     )
     devices: int | None = _option(None, "number of devices to use; None: all", least=1)
     deterministic: bool = _option(False, "repeat runs bit for bit on GPUs too")
@@ -288,7 +297,7 @@ class Options:
     pictures: Page | None = _option(
         "page",
         "'page': the page of the run; 'movie': also a movie of the test embeddings, with "
-        "`frame_ms` and `last_frame_ms`",
+        "`frame_ms` and `last_frame_ms`; `projector`: images in TensorBoard's projector",
         settings={"page": Page, "movie": Movie},
     )
     notes: str = _option("", "your own notes")

@@ -53,7 +53,7 @@ def choose(run: Run, *, say: Callable[[str], None]) -> Resident | None:
 
     Calls `say` with the choice and its reason, unless `runtime.data` is 'host'.
     """
-    choice = run.options.runtime.data
+    choice = run.options.runtime.data.name
     if choice == "host":
         return None
     try:

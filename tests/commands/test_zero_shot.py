@@ -81,6 +81,10 @@ def _referee(cache, paths):
 def test_backbones_are_scored_as_they_are(cache, tmp_path, capsys):
     root = photos(tmp_path)
     out = tmp_path / "out"
+    assert main(["zero-shot", str(root), "--nets=tiny", f"--out={out}", "--shard=1/2"]) == 0
+    assert "part 1/2" in capsys.readouterr().out and not out.exists()
+    parts = list((tmp_path / "cache" / "features").glob("*/*/part.json"))  # also of raw pixels
+    assert len(parts) == 2 and {path.parent.name for path in parts} == {"part-1-of-2"}
     assert main(["zero-shot", str(root), "--nets=tiny,absent", f"--out={out}"]) == 0
     printed = capsys.readouterr()
     line = "absent is left out, its weights are not here: dmljax weights --fetch=absent, or "

@@ -112,8 +112,8 @@ def test_the_evaluation_at_a_small_size_sees_the_border_of_a_photograph(tmp_path
         ("held_out", "fold", {"name": "fold", "index": 0, "count": 4, "seed": None}),
         ("held_out", {"index": 1}, {"name": "fold", "index": 1, "count": 4, "seed": None}),
         ("pictures", False, None),
-        ("pictures", True, {"name": "page"}),
-        ("pictures", {"frame_ms": 90}, {"name": "movie", "frame_ms": 90, "last_frame_ms": 3000}),
+        ("pictures", True, {"name": "page", "projector": 0}),
+        ("pictures", {"projector": 9}, {"name": "page", "projector": 9}),
         ("features", {"views": 2}, {"name": "cached", "views": 2}),
         (
             "start",
@@ -130,13 +130,13 @@ def test_a_setting_is_a_name_a_value_or_fields(tmp_path, field, value, expected)
 
 def test_flags_change_fields_of_settings(tmp_path):
     flags = ["--config.start=runs/a", "--config.start.takes=backbone"]
-    flags += ["--config.evaluate.clustering.starts=10", "--config.pictures=movie"]
+    flags += ["--config.evaluate.clustering.starts=10", "--config.pictures.projector=5"]
     config = fields.complete(files.override(tiny(tmp_path), flags))
     assert (config["start"]["name"], config["start"]["takes"]) == ("runs/a", "backbone")
     clustering = {"name": "kmeans", "starts": 10, "seeds": [0], "only_last": False}
     assert config["evaluate"]["clustering"] == clustering
     typed = registry.options_of(config)
-    assert typed.pictures == options.Movie(name="movie")
+    assert typed.pictures == options.Page(name="page", projector=5)
 
 
 def test_a_digest_is_of_the_values_and_not_of_how_they_are_written(tmp_path):

@@ -13,7 +13,7 @@ from dmljax.data.transforms.transform import bind
 from dmljax.nets import token_attention
 from dmljax.nets.layers import pooling
 from dmljax.retrieval import filtering
-from dmljax.train import augment
+from dmljax.train import attention_choice, augment
 
 pytestmark = pytest.mark.gpu
 RNG = np.random.default_rng(0)
@@ -21,23 +21,17 @@ RNG = np.random.default_rng(0)
 
 @pytest.mark.parametrize("tokens", [197, 257, 1370])
 def test_cudnn_takes_bfloat16_and_agrees_with_plain(tokens):
-    q, k, v = jnp.asarray(RNG.normal(size=(3, 4, tokens, 6, 64)), jnp.bfloat16)
-
-    def results(form):
-        loss = lambda *x: jnp.sum(token_attention.attention(*x, form=form).astype(float) ** 2)  # noqa: E731
-        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(q, k, v)
-
-    for x, y in zip(*(jax.tree.leaves(results(form)) for form in ("cudnn", "plain")), strict=True):
-        x, y = (np.asarray(a, np.float32) for a in (x, y))
-        assert np.max(np.abs(x - y)) <= 0.05 * np.max(np.abs(y))
+    sizes = {"images": 4, "tokens": tokens, "heads": 6, "width": 384}
+    times = token_attention.milliseconds(**sizes, dtype=jnp.bfloat16)
+    assert isinstance(times["cudnn"], float), times
+    refused = token_attention.milliseconds(**sizes, dtype=jnp.float32)
+    assert isinstance(refused["cudnn"], str) and isinstance(refused["plain"], float)
 
 
-def test_a_net_in_half_precision_takes_cudnn_and_trains():
-    device = jax.devices()[0]
+def test_a_net_takes_the_fastest_form_and_trains():
     net = nets.dinov2_s14(depth=1, image_size=224, dtype=jnp.bfloat16)
-    assert token_attention.chosen(net.clone(dtype=None), device).attention == "plain"
-    net = token_attention.chosen(net, device)
-    assert net.attention == "cudnn"
+    net, note = attention_choice.choose(net, image_shapes={(224, 224, 3)}, images=8, platform="gpu")
+    assert net.attention in token_attention.FORMS and "257 tokens" in note
     x = jnp.asarray(RNG.normal(size=(2, 224, 224, 3)), jnp.bfloat16)
     variables = net.init(jax.random.key(0), x, train=True)
     gradients = jax.jit(jax.grad(lambda v: jnp.sum(net.apply(v, x, train=True)["pooled"] ** 2)))(

@@ -1,7 +1,7 @@
 """Which form of attention a run takes, and what it says about it."""
 
 import functools
-from typing import NamedTuple
+import json
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +9,22 @@ import numpy as np
 import pytest
 from system import tiny
 
-from dmljax import nets
+from dmljax import at_hand, nets
 from dmljax.config.build import build, embedding
 from dmljax.nets import token_attention
 from dmljax.runs import summary
-from dmljax.train import initial_state
+from dmljax.train import attention_choice, initial_state
 
 VIT = {"name": "vit_s16", "width": 32, "heads": 2, "depth": 1, "patch": 4, "image_size": 12}
+
+
+def _net(**options):
+    return nets.vit_s16(width=32, heads=2, depth=1, **options)
+
+
+def _chosen(net, platform, **options):
+    shapes = {(32, 32, 3), (48, 32, 3)}
+    return attention_choice.choose(net, image_shapes=shapes, images=4, platform=platform, **options)
 
 
 def test_on_a_cpu_auto_is_plain_and_the_header_says_so(tmp_path):
@@ -39,28 +48,102 @@ def test_a_run_with_a_form_of_gpus_is_exported_with_plain(tmp_path):
     assert programs[0] == programs[1]
 
 
-class _Device(NamedTuple):
-    platform: str
-    compute_capability: str
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty folder in place of the cache of downloads and measurements."""
+    monkeypatch.setattr(at_hand, "cache_folder", lambda: tmp_path)
+    return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("device", "options", "form"),
-    [
-        (_Device("gpu", "9.0"), {"dtype": "bfloat16"}, "cudnn"),
-        (_Device("gpu", "9.0"), {"dtype": None}, "plain"),
-        (_Device("gpu", "9.0"), {"dtype": "bfloat16", "heads": 16}, "plain"),
-        (_Device("gpu", "9.0"), {"dtype": "bfloat16", "attention": "xla"}, "xla"),
-        (_Device("gpu", "7.5"), {"dtype": "bfloat16"}, "plain"),
-        (_Device("gpu", "gfx942"), {"dtype": "bfloat16"}, "plain"),
-        (_Device("tpu", ""), {"dtype": "bfloat16"}, "plain"),
-    ],
-)
-def test_auto_is_cudnn_for_half_precision_on_nvidia_gpus(device, options, form):
-    net = nets.vit_s16(**{"width": 32, "heads": 2, "depth": 1} | options)
-    assert token_attention.chosen(net, device).attention == form
-    if options.get("attention") is None:
-        assert token_attention.chosen(net, device, is_deterministic=True).attention == "plain"
+def test_on_an_accelerator_all_forms_are_measured_and_a_refusal_is_no_error(cache):
+    """The measurement runs on this CPU, where cuDNN refuses."""
+    net, note = _chosen(_net(dtype="bfloat16"), "gpu")
+    assert net.attention in ("plain", "xla")
+    assert note.startswith(f"attention: {net.attention} (4 images of 5 tokens: plain ")
+    assert "; 4 images of 7 tokens: " in note
+    assert "cudnn refused: ValueError: attention='cudnn' needs an NVIDIA GPU" in note
+    assert _chosen(_net(), "gpu", may_measure=False)[0].attention == "plain"
+    assert _chosen(_net(attention="xla"), "gpu")[1] == "attention: xla (net.attention='xla')"
+
+
+def test_the_images_of_a_step_are_measured_unless_they_are_too_many(cache, monkeypatch):
+    """With few images, the start of a form takes longer than its computation."""
+    measured = []
+    times = dict.fromkeys(token_attention.FORMS, 1.0)
+    monkeypatch.setattr(token_attention, "milliseconds", lambda **x: measured.append(x) or times)
+    shapes = {(224, 224, 3), (1024, 1024, 3)}
+    net = _net(dtype=jnp.bfloat16)
+    attention_choice.choose(net, image_shapes=shapes, images=512, platform="gpu")
+    assert [(x["images"], x["tokens"]) for x in measured] == [(512, 197), (7, 4097)]
+    attention_choice.choose(
+        net.clone(dtype="bfloat16"), image_shapes=shapes, images=512, platform="gpu"
+    )
+    assert len(measured) == 2, "one type has one name"
+
+
+def test_a_deterministic_run_and_devices_that_are_not_there_measure_nothing(tmp_path, monkeypatch):
+    allowed = []
+
+    def choose(net, *, may_measure, **_):
+        allowed.append(may_measure)
+        return net, ""
+
+    monkeypatch.setattr(attention_choice, "choose", choose)
+    for runtime, described in (({}, None), ({"deterministic": True}, None), ({}, jax.devices())):
+        build(tiny(tmp_path, net=VIT, runtime=runtime), described=described)
+    assert allowed == [True, False, False]
+
+
+@pytest.mark.parametrize("content", [None, "{", "row without a form"])
+def test_a_later_process_takes_what_was_measured(cache, monkeypatch, content):
+    """A resumed run must not compute with another form. A damaged file is measured again."""
+    first = _chosen(_net(), "gpu")[1]
+    path = cache / "attention.json"
+    for facts in map(json.loads, json.loads(path.read_text())):
+        assert facts["device"] == jax.devices()[0].device_kind
+        assert facts["packages"]["jax"] == jax.__version__
+    if content == "row without a form":
+        content = json.dumps({key: {"plain": 1.0} for key in json.loads(path.read_text())})
+    if content is not None:
+        path.write_text(content)
+    calls = []
+    monkeypatch.setattr(
+        token_attention,
+        "milliseconds",
+        lambda **sizes: calls.append(sizes) or dict.fromkeys(token_attention.FORMS, 1.0),
+    )
+    again = _chosen(_net(), "gpu")[1]
+    assert (again == first) == (content is None) and len(calls) == (0 if content is None else 2)
+    assert len(json.loads(path.read_text())) == 2
+    _chosen(_net(), "gpu")
+    _chosen(_net(dtype="bfloat16"), "gpu")
+    assert len(calls) == (2 if content is None else 4)
+
+
+def test_what_had_no_memory_is_measured_again(cache, monkeypatch):
+    busy = {"cudnn": "XlaRuntimeError: RESOURCE_EXHAUSTED: out of memory"}
+    times = dict.fromkeys(token_attention.FORMS, 1.0) | busy
+    monkeypatch.setattr(token_attention, "milliseconds", lambda **_: times)
+    assert "RESOURCE_EXHAUSTED" in _chosen(_net(), "gpu")[1]
+    times |= {"cudnn": 0.5}
+    assert _chosen(_net(), "gpu")[0].attention == "cudnn"
+
+
+def test_the_fastest_form_that_nothing_refuses_is_taken():
+    short = {"plain": 1.0, "xla": 3.0, "cudnn": 0.5, "tokamax": "not installed"}
+    long = {"plain": 9.0, "xla": 2.0, "cudnn": 0.6, "tokamax": "not installed"}
+    assert attention_choice.fastest([short, long]) == "cudnn"
+    assert attention_choice.fastest([short, long | {"cudnn": "head of 7"}]) == "xla"
+    assert attention_choice.fastest([short | {"cudnn": "head of 7"}]) == "plain"
+    assert attention_choice.fastest([dict.fromkeys(short, "out of memory")]) == "plain"
+
+
+def test_a_form_with_another_result_is_refused(monkeypatch):
+    wrong = {**token_attention.FORMS, "xla": lambda q, k, v, is_causal: 2 * v}
+    monkeypatch.setattr(token_attention, "FORMS", wrong)
+    sizes = {"images": 2, "tokens": 5, "heads": 2, "width": 8, "dtype": jnp.float32}
+    times = token_attention.milliseconds(**sizes)
+    assert times["xla"] == "its result differs from the result of plain" and times["plain"] > 0
 
 
 @pytest.mark.parametrize(("queries", "tokens"), [(5, 5), (1, 5), (4, 4), (1, 4), (2, 7)])

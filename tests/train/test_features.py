@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from processes import ROOT, same
-from system import METHODS, blobs, brief, photos, tiny
+from system import METHODS, blobs, brief, photos, tiny, write_config
 
 from dmljax import bundle
 from dmljax.bundle import exporting
@@ -22,7 +22,9 @@ from dmljax.data.features import Cache, transforms_of
 from dmljax.data.image_folders import folder as folder_set
 from dmljax.data.splits import Split, Splits, images_of, subset
 from dmljax.data.transforms.transform import Transform, bind
+from dmljax.files import parts
 from dmljax.files import result as results
+from dmljax.main import main
 from dmljax.methods.assemble import backbone_features
 from dmljax.report import page
 from dmljax.runs import folder as run_folder
@@ -251,18 +253,49 @@ def test_a_full_disk_or_a_folder_without_access_is_one_line(tmp_path, limit):
     assert not list(tmp_path.glob("cache/**/*.npy")) + list(tmp_path.glob("cache/**/*.npy.*"))
 
 
-def test_the_time_of_an_image_is_measured(tmp_path, monkeypatch):
-    """Unless there are few images."""
-    for name, least in (("few", 64), ("many", 40)):
-        monkeypatch.setattr(features, "_LEAST_TIMED", least)
-        cache = _small_cache(tmp_path / name, None)
-        cache.split(_images(tmp_path))
-        assert _compute(cache, _jax_means) == 50
-        assert (cache.seconds is None) == (name == "few")
+def test_parts_together_are_what_one_process_computes(tmp_path, monkeypatch):
+    monkeypatch.setattr(features, "_FILE_ROWS", 8)
+    images = _images(tmp_path)
+    caches = [_small_cache(tmp_path / name, images) for name in ("parts", "one")]
+    (in_parts, at_once), counts = [cache.split(images) for cache in caches], []
+    for index in (2, 0, 1):
+        counts.append(_compute(caches[0], _jax_means, shard=parts.Shard(index, 3)))
+        assert caches[0].is_complete == (index == 1)
+    assert sum(counts) == 50 and min(counts) > 0
+    with pytest.raises(ValueError, match=r"another value of parts \(3, not 2\)"):
+        _compute(caches[0], _jax_means, shard=parts.Shard(1, 2))
+    assert _compute(caches[0], _jax_means) == 0
+    assert caches[0].seconds is None  # 50 images say nothing about the time of one
+    monkeypatch.setattr(features, "_LEAST_TIMED", 40)
+    assert _compute(caches[1], _jax_means) == 50
+    assert caches[1].seconds > 0
+    for i in range(50):
+        np.testing.assert_array_equal(in_parts.records[i], at_once.records[i])
 
 
 def _jax_means(images):
     return jax.numpy.asarray(_means(images))
+
+
+def test_a_command_computes_a_part_and_the_run_the_others(source, tmp_path, capsys):
+    config = _frozen(tmp_path, source, features="cached")
+    file = write_config(tmp_path, config)
+    assert main(["train", f"--config={file}", "--features=1/2"]) == 0
+    # Each split of 32 images is one file, which is in the last part.
+    assert f"{tmp_path / 'cache'}: 64 images of part 1/2" in capsys.readouterr().out
+    files = set((tmp_path / "cache").glob("*/*/*.npy"))
+    assert len(files) == 2 and {path.parent.name for path in files} == {"part-1-of-2"}
+    assert not build(config).cache.is_complete
+    training.run(config, tmp_path / "run")
+    assert set((tmp_path / "cache").glob("*/*/*.npy")) == files and build(config).cache.is_complete
+    for words, message in (
+        (["--features=2/2"], "--features=2/2 is not I/N"),
+        (["--features=0/2", "--config.features=computed"], "needs a config with features='cached'"),
+        (["--features=0/2", "--workdir=x", "--overwrite"], "leave out --workdir, --overwrite$"),
+        (["--features=0/2", "--processes=2", "--process=0"], "leave out --processes, --process$"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            main(["train", f"--config={file}", *words])
 
 
 def test_images_that_cannot_be_read_stay_unreadable(tmp_path, capfd, caplog):

@@ -1,9 +1,11 @@
 """Training images on the devices: the batches and the runs are those of the host form."""
 
+import shutil
+
 import jax
 import numpy as np
 import pytest
-from processes import LONG, ends, same, same_after_a_kill, started, state
+from processes import LONG, ends, same, same_after_a_kill, same_run, started, state
 from system import blobs, photos, tiny
 from train.pixels import distance, refusal
 
@@ -11,7 +13,7 @@ from dmljax.config.build import build
 from dmljax.data.splits import Split, Splits
 from dmljax.data.transforms.transform import Transform
 from dmljax.runs import training
-from dmljax.train import augment, devices, hosts, loop, resident
+from dmljax.train import augment, devices, hosts, journal, loop, resident
 from dmljax.train.devices import prefetch
 
 
@@ -20,7 +22,7 @@ def _batches(run, count, start=0, say=lambda line: None):
     images_fn = (lambda batch: batch) if data is None else jax.jit(data.images_fn)
     arrays = {} if data is None else data.arrays
     with loop.batches(run, start, resident=data) as host_batches:
-        on_devices = prefetch(host_batches, run.shards.rows)
+        on_devices = prefetch(host_batches, run.shards.rows, window=run.options.runtime.data.window)
         batches = [jax.device_get(images_fn({**next(on_devices), **arrays})) for _ in range(count)]
     return batches, host_batches.skipped
 
@@ -113,6 +115,44 @@ def _temporary_bytes(function, *arguments):
     return function.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
 
 
+def test_auto_takes_the_devices_if_the_images_fit(tmp_path):
+    said = []
+    actual, _ = _batches(_run(tmp_path, data="auto", devices=3), 2, say=said.append)
+    same(actual, _batches(_run(tmp_path, data="device", devices=3), 2)[0])
+    [line] = said
+    assert line.startswith("data: 32 images of 12 x 12 x 3 take ")
+    assert "on each of 3 devices" in line and line.endswith("(runtime.data='auto')")
+    assert resident.choose(_run(tmp_path, data="auto", devices=3), say=said.append) is not None
+
+
+def _sent_shapes(monkeypatch):
+    """The shapes of the images that are sent from now on."""
+    shapes, original = [], devices.put
+
+    def put(batch, rows):
+        shapes.extend(x.shape for name, x in batch.items() if name == "images")
+        return original(batch, rows)
+
+    monkeypatch.setattr(devices, "put", put)
+    return shapes
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_window_sends_the_same_batches_in_fewer_transfers(count, tmp_path, monkeypatch):
+    """One transfer for each block, of which one is ahead; three devices pad eight rows to nine."""
+    sent = _sent_shapes(monkeypatch)
+    expected, _ = _batches(_run(tmp_path, devices=count), 5, start=2)
+    image = (9 if count == 3 else 8, 10, 10, 3)
+    assert sent == [image] * (5 + 1)
+    for window, blocks in ((2, 3 + 1), (3, 2 + 1)):
+        sent.clear()
+        same(
+            _batches(_run(tmp_path, devices=count, data={"window": window}), 5, start=2)[0],
+            expected,
+        )
+        assert sent == [(window, *image)] * blocks
+
+
 def test_features_are_taken_from_the_devices(source, tmp_path):
     fields = {"start": {"name": str(source), "takes": "backbone"}, "trained": "last"}
     fields |= {"features": {"views": 2}, "transform": "random_flip"}
@@ -152,6 +192,29 @@ def test_a_killed_run_on_resident_images_ends_the_same(tmp_path):
     config["eval_transform"] = {"name": "standard_eval", "size": 10}
     out = same_after_a_kill(tmp_path, config, 16, "--config.runtime.workers=1")
     assert "32 images of 12 x 12 x 3 take" in out and "runtime.data='device'" in out
+
+
+def test_an_interrupted_run_ends_the_same(tmp_path, without_diagnostics, monkeypatch):
+    """Bitwise on the devices, and also if it goes on with the images of the host."""
+    sent = _sent_shapes(monkeypatch)
+    config = tiny(tmp_path, runtime={"data": "device", "devices": 3}, log_every=1)
+    training.run(config, tmp_path / "whole")
+    for name, runtime in {
+        "device": config["runtime"],
+        "host": {"devices": 3, "data": {"window": 4}},
+    }.items():
+        shutil.copytree(tmp_path / "whole", tmp_path / name)
+        for step in (4, 6):
+            shutil.rmtree(tmp_path / name / "checkpoints" / str(step))
+        training.run(config | {"runtime": runtime}, tmp_path / name)
+    same_run(tmp_path / "device", tmp_path / "whole")
+    assert {shape[:2] for shape in sent if shape[0] != 18} == {(4, 9)}  # evaluations send 18 images
+    curves = [
+        [x["loss"] for x in journal.read(tmp_path / name / "metrics.jsonl") if "loss" in x]
+        for name in ("whole", "host")
+    ]
+    assert len(curves[0]) == 6
+    np.testing.assert_allclose(*curves, rtol=1e-4)  # in float32: rounding only
 
 
 @pytest.mark.slow
