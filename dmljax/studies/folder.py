@@ -4,24 +4,33 @@ import contextlib
 import json
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 from dmljax.config import files as config_files
-from dmljax.files import locks, reading
+from dmljax.files import locks, schema
 from dmljax.files.writing import make_folder, write_json
 from dmljax.studies.outcomes import outcome, read_json
 from dmljax.studies.plan import PlannedRun, is_movable
 from dmljax.studies.study_file import Study
 
 INDEX, _FORMAT = "index.json", 3
-_TYPES = {"format": int, "name": str, "source": str, "runs": str, "rows": dict, "planned": list}
-_RUN_TYPES = {"row": str, "seed": int, "fold": int | None, "digest": str, "after": list}
 _RUNS = pathlib.Path("runs/by_digest")  # of all studies, unless a command line names another folder
 
 
 def default_folder(study: Study) -> pathlib.Path:
     """Returns the folder of a study that the command line does not place elsewhere."""
     return pathlib.Path("runs/studies") / study.name
+
+
+class _Index(NamedTuple):
+    """What `index.json` holds: `rows` is `_content` of the study file."""
+
+    format: Annotated[int, schema.between(_FORMAT, _FORMAT)]
+    name: str
+    source: str
+    runs: str
+    rows: dict[str, Any]
+    planned: tuple[PlannedRun, ...]
 
 
 class StudyFolder:
@@ -37,15 +46,14 @@ class StudyFolder:
     @property
     def runs(self) -> pathlib.Path:
         """The folder of the runs: the one in the index, or for a new study the requested one."""
-        recorded = (self._read() or {}).get("runs")
-        if recorded is None:
+        if (index := self._read()) is None:
             return self._requested_runs or _RUNS
-        if self._requested_runs not in (None, pathlib.Path(recorded)):
+        if self._requested_runs not in (None, pathlib.Path(index.runs)):
             raise ValueError(
-                f"{self.path} has its runs in {recorded}, not in {self._requested_runs}: leave out "
-                "--runs, or choose another --workdir"
+                f"{self.path} has its runs in {index.runs}, not in {self._requested_runs}: leave "
+                "out --runs, or choose another --workdir"
             )
-        return pathlib.Path(recorded)
+        return pathlib.Path(index.runs)
 
     def record(self, study: Study, runs: Sequence[PlannedRun]) -> None:
         """Adds runs to the index of a study; raises for what contradicts runs that exist already.
@@ -55,24 +63,18 @@ class StudyFolder:
         """
         with self._claimed():
             self.check(study, runs)
-            old = self._read()
-            new = {run[:3]: run for run in runs}
-            kept = [] if old is None else [x for x in self.planned() if x[:3] not in new]
-            rows = _content(study)
-            index = {
-                "format": _FORMAT,
-                "name": study.name,
-                "source": study.source,
-                "runs": str(self.runs),
-                "rows": rows,
-                "planned": [
-                    run._asdict()
-                    for run in (*runs, *kept)
-                    if run.row in rows and run.seed in study.seeds_of(study.row(run.row))
-                ],
-            }
-            if (index := json.loads(json.dumps(index))) != old:
-                write_json(self.path / INDEX, index, indent=1)
+            old, rows = self._read(), _content(study)
+            new = {run[:3] for run in runs}
+            kept = [run for run in old.planned if run[:3] not in new] if old is not None else []
+            planned = tuple(
+                run
+                for run in (*runs, *kept)
+                if run.row in rows and run.seed in study.seeds_of(study.row(run.row))
+            )
+            index = _Index(_FORMAT, study.name, study.source, str(self.runs), rows, planned)
+            if index != old:
+                content = index._asdict() | {"planned": [run._asdict() for run in planned]}
+                write_json(self.path / INDEX, content, indent=1)
 
     def check(self, study: Study, runs: Sequence[PlannedRun] = ()) -> None:
         """Raises for changes of a study file that contradict runs that exist already.
@@ -82,15 +84,14 @@ class StudyFolder:
         """
         if (old := self._read()) is None:
             return
-        if old["name"] != study.name:
+        if old.name != study.name:
             raise ValueError(
-                f"{self.path} holds the study {old['name']!r} ({old['source']}), not "
-                f"{study.name!r}: choose another --workdir"
+                f"{self.path} holds the study {old.name!r} ({old.source}), not {study.name!r}: "
+                "choose another --workdir"
             )
-        planned = self.planned()
-        fixed = {run.row for run in planned if self._exists(run)}
-        own = [run for run in planned if run.row in fixed]
-        if changes := list(dict.fromkeys(_changes(study, old["rows"], own, runs))):
+        fixed = {run.row for run in old.planned if self._exists(run)}
+        own = [run for run in old.planned if run.row in fixed]
+        if changes := list(dict.fromkeys(_changes(study, old.rows, own, runs))):
             raise ValueError(
                 f"the study has changed since its first run in {self.path}: "
                 f"{'; '.join(changes[:5])}. Rows may be added; give a changed row a new name, "
@@ -102,10 +103,7 @@ class StudyFolder:
         index = self._read()
         if index is None:
             raise FileNotFoundError(f"{self.path} holds no study: start it by `dmljax study run`")
-        return [
-            PlannedRun(**{**run, "flags": tuple(run["flags"]), "after": tuple(run["after"])})
-            for run in index["planned"]
-        ]
+        return list(index.planned)
 
     def _exists(self, run: PlannedRun) -> bool:
         folder = self.runs / run.digest
@@ -122,20 +120,8 @@ class StudyFolder:
         with file:
             yield
 
-    def _read(self) -> dict[str, Any] | None:
-        file, effect = self.path / INDEX, "the same command writes it again"
-        index = read_json(file, effect, _TYPES)
-        if index is None:
-            return None
-        try:
-            if index["format"] != _FORMAT:
-                raise ValueError(f"its format is {index['format']}, not {_FORMAT}")
-            for run in index["planned"]:
-                reading.check_types(run, _RUN_TYPES)
-                PlannedRun(**run)
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{file} is damaged ({error}): delete it, and {effect}") from error
-        return index
+    def _read(self) -> _Index | None:
+        return read_json(self.path / INDEX, _Index, "the same command writes it again")
 
 
 def _content(study: Study) -> dict[str, Any]:

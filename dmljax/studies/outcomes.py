@@ -6,10 +6,10 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
-from dmljax.files import locks, reading
+from dmljax.files import locks, reading, schema
 from dmljax.files import result as results
 from dmljax.files.result import Result
 from dmljax.files.run_folder import RunFolder
@@ -37,6 +37,15 @@ class Outcome(NamedTuple):
         return self.state in ("failed", "diverged")
 
 
+class _Failure(NamedTuple):
+    """The mark of a failed run, in `failure.json`."""
+
+    status: str
+    message: str
+    exit_status: int
+    host: str
+
+
 def outcome(folder: pathlib.Path) -> Outcome:
     """Returns the outcome of the run in a folder, which need not exist."""
     result = _result(folder)
@@ -49,10 +58,9 @@ def outcome(folder: pathlib.Path) -> Outcome:
             f"its config, data or weights changed while the study ran (digest {digest[:12]}): "
             f"delete {folder} to run it again",
         )
-    types = {"status": str, "message": str}
-    failure = read_json(RunFolder(folder).failure, "the run continues", types)
+    failure = read_json(RunFolder(folder).failure, _Failure, "the run continues")
     if failure is not None:
-        return Outcome(failure["status"], failure["message"])
+        return Outcome(failure.status, failure.message)
     if not folder.is_dir():
         return Outcome("waiting")
     with locked(folder, shared=True) as file:
@@ -65,15 +73,13 @@ def _result(folder: pathlib.Path) -> Result | None:
     return None
 
 
-def read_json(path: pathlib.Path, effect: str, types: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Reads JSON with fields of some types; None without the file.
+def read_json(path: pathlib.Path, kind: Any, effect: str) -> Any:
+    """Reads JSON as the type `kind` of `schema.parse`; None without the file.
 
     The error for a damaged file tells the user to delete it, with this `effect`.
     """
     try:
-        content = reading.json_value(path.read_bytes())
-        reading.check_types(content, types)
-        return content
+        return schema.parse(kind, reading.json_value(path.read_bytes()))
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -122,8 +128,8 @@ def mark_failed(folder: pathlib.Path, message: str, *, exit_status: int) -> None
     """Marks a run as failed, so processes go on with others. `forget_failure` removes the mark."""
     result = _result(folder)
     status = "diverged" if result is not None and result.status == "diverged" else "failed"
-    content = {"status": status, "message": message, "exit_status": exit_status}
-    write_json(RunFolder(folder).failure, content | {"host": os.uname().nodename}, indent=1)
+    failure = _Failure(status, message, exit_status, os.uname().nodename)
+    write_json(RunFolder(folder).failure, failure._asdict(), indent=1)
 
 
 def forget_failure(folder: pathlib.Path) -> None:
