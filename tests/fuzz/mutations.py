@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import struct
 from typing import Any
@@ -98,7 +99,7 @@ def _damaged_json(data: bytes, rng: np.random.Generator) -> bytes:
         elif action == 3 and isinstance(node[key], int | float):
             node[key] = -node[key] if rng.random() < 0.5 else node[key] * 2**40
         else:
-            node[key] = _VALUES[rng.integers(len(_VALUES))]
+            node[key] = copy.deepcopy(_VALUES[rng.integers(len(_VALUES))])
     depth = 0
     node = root[0]
     while isinstance(node, list) and len(node) == 1:  # too deep for json.dumps
