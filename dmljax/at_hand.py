@@ -27,9 +27,10 @@ def weights_at_hand(folder: str | os.PathLike | None = None) -> dict[str, pathli
     """Returns the published files on this machine by name: in `folder`, downloaded, or installed.
 
     Files in `folder` come first, then the newest downloads, then installed packages. A file is
-    recognized by its name, `weights.file_name`.
+    recognized by its name, `weights.published.file_name`.
     """
-    from dmljax.weights import PUBLISHED, file_name, installed  # imports jax
+    from dmljax.weights import PUBLISHED, installed  # imports jax
+    from dmljax.weights.published import file_name
 
     if folder is not None and not os.path.isdir(folder):
         raise FileNotFoundError(

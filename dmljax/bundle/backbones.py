@@ -18,8 +18,9 @@ from dmljax.config import fields
 from dmljax.config.registry import chosen
 from dmljax.hints import hint
 from dmljax.methods.assemble import with_backbone
-from dmljax.weights import PUBLISHED, get_command, load
+from dmljax.weights import PUBLISHED, load
 from dmljax.weights import text as weights_text
+from dmljax.weights.published import get_command
 
 _EXAMPLES = ("a photo of a cat", "red shoe", "")
 

@@ -104,9 +104,10 @@ def _backbones(arguments: argparse.Namespace) -> list[Any]:
     check_known("--nets: there is no", names, weights.PUBLISHED)
     for name in names:
         if name not in paths:
+            command = weights.published.get_command(name)
             print(
-                f"{name} is left out, its weights are not here: {weights.get_command(name)}, or "
-                f"--weights=FOLDER with {weights.file_name(name)}",
+                f"{name} is left out, its weights are not here: {command}, or "
+                f"--weights=FOLDER with {weights.published.file_name(name)}",
                 file=sys.stderr,
             )
     backbones = [Backbone(name, paths[name]) for name in names if name in paths]

@@ -20,7 +20,8 @@ def published_backbone(name: str | None) -> dict[str, Any] | None:
     name = next(iter(paths)) if name is None else name
     check_known("net: there is no", [name], weights.PUBLISHED)
     if name not in paths:
-        raise ValueError(f"the weights of {name} are not here: {weights.get_command(name)}")
+        command = weights.published.get_command(name)
+        raise ValueError(f"the weights of {name} are not here: {command}")
     published = weights.PUBLISHED[name]
     eval_transform = published.preprocessing.transform
     # `--config.size` keeps the share that the default cuts, which an explicit `shorter` would not.

@@ -18,22 +18,18 @@ from dmljax.weights.converted import (
     read_metadata,
 )
 from dmljax.weights.download import fetch
-from dmljax.weights.entries import Published
 from dmljax.weights.loading import load
 from dmljax.weights.peft import load_adapter, write_adapter
-from dmljax.weights.published import PUBLISHED, file_name, get_command, installed
+from dmljax.weights.published import PUBLISHED, installed
 from dmljax.weights.readers import read
 
 __all__ = [
     "PUBLISHED",
-    "Published",
     "convert",
     "expected_normalization",
     "expected_preprocessing",
     "fetch",
     "file_digest",
-    "file_name",
-    "get_command",
     "installed",
     "load",
     "load_adapter",

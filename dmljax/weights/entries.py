@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from dmljax.weights.preprocessing import inputs
+from dmljax.weights.preprocessing import inputs, title
 
 
 class License(NamedTuple):
@@ -40,10 +40,7 @@ class Preprocessing(NamedTuple):
             cut = f"both sides to {size} ({self.filter}, the aspect ratio is lost)"
         else:
             cut = f"shorter side to {self.shorter} ({self.filter}), central square of {size}"
-        spec = self.inputs
-        mean, std = (tuple(round(x, 4) for x in spec[key]) for key in ("mean", "std"))
-        low, high = spec["range"]
-        return f"{cut}; {spec['channels']} from {low} to {high}, minus {mean}, over {std}"
+        return f"{cut}; {title(self.normalize)}"
 
     @property
     def inputs(self) -> dict[str, Any]:

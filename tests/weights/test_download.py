@@ -15,17 +15,9 @@ import numpy as np
 import pytest
 
 from dmljax import nets
-from dmljax.weights import (
-    PUBLISHED,
-    Published,
-    download,
-    fetch,
-    file_name,
-    get_command,
-    installed,
-    preprocessing,
-)
-from dmljax.weights.entries import License
+from dmljax.weights import PUBLISHED, download, fetch, installed, preprocessing
+from dmljax.weights.entries import License, Published
+from dmljax.weights.published import file_name, get_command
 
 
 class _Server(http.server.ThreadingHTTPServer):

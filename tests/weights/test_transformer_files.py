@@ -259,9 +259,9 @@ def test_explain_says_what_a_file_is(capsys):
             "resolve/main/model",
         ),
         "dinov3_b16": ("under these terms; pass on", "both sides to 256", "answers only to acc"),
-        "siglip2_b16_256": ("WebLI", "minus (0.5, 0.5, 0.5)", "256 x 256 pixels"),
+        "siglip2_b16_256": ("WebLI", "mean 0.5 0.5 0.5", "256 x 256 pixels"),
         "openclip_b16": ("openclip_b16_laion2b\n", "openclip_b16_datacomp\n", "LAION-2B"),
-        "bn_inception": ("not stated; the authors", "BGR from 0 to 255"),
+        "bn_inception": ("not stated; the authors", "BGR 0 to 255"),
     }.items():
         assert main.main(["weights", "explain", name]) == 0
         printed = capsys.readouterr().out
