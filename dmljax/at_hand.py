@@ -32,16 +32,16 @@ def weights_at_hand(folder: str | os.PathLike | None = None) -> dict[str, pathli
     from dmljax.weights import PUBLISHED, installed  # imports jax
     from dmljax.weights.published import file_name
 
-    if folder is not None and not os.path.isdir(folder):
-        raise FileNotFoundError(
-            f"--weights={folder} is not a folder: name the folder with the files of weights"
-        )
-    paths: dict[str, pathlib.Path] = {}
-    for place in [folder, cache_folder()]:
-        if place is None:
-            continue
-        candidates = {name: pathlib.Path(place) / file_name(name) for name in PUBLISHED}
+    def newest_first(place: pathlib.Path) -> dict[str, pathlib.Path]:
+        candidates = {name: place / file_name(name) for name in PUBLISHED}
         files = {name: path for name, path in candidates.items() if path.is_file()}
-        newest_first = sorted(files, key=lambda name: -files[name].stat().st_mtime)
-        paths |= {name: files[name] for name in newest_first if name not in paths}
-    return paths | {name: path for name, path in installed().items() if name not in paths}
+        return dict(sorted(files.items(), key=lambda item: -item[1].stat().st_mtime))
+
+    own = {} if folder is None else newest_first(pathlib.Path(folder))
+    if folder is not None and not own:
+        raise FileNotFoundError(
+            f"--weights={folder} must be a folder with a file of a published name, such as "
+            "clip_b32.safetensors: `dmljax weights explain NAME` prints it"
+        )
+    downloads = newest_first(cache_folder())
+    return own | downloads | installed() | downloads | own  # the first one also sets the order

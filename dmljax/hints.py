@@ -7,13 +7,6 @@ _NEAREST = 3  # names that are suggested
 _COMPARED = 5000  # names; of more, those with the first letter of the word
 _FEW = 12  # names that are all listed where none of them is near
 
-# The end of a message about the name of a threshold, where a bundle has no thresholds.
-NO_THRESHOLDS = (
-    ": there are no named thresholds here. A bundle has some if it embeds in unit vectors, and if "
-    "its run had 16 test classes, or 8 classes held out of training (--config.held_out=0.2). "
-    "Give a similarity, such as 0.8"
-)
-
 
 def shown_bytes(count: int) -> str:
     """Returns a number of bytes in MB or GB.
@@ -63,13 +56,13 @@ def hint(word: str, names: Iterable[str], *, where: str = "") -> str:
     count = len(names)
     if count > _COMPARED:  # comparing a million names takes seconds
         names = [name for name in names if name[:1] == word[:1]][:_COMPARED] or names[:_COMPARED]
-    everything = f" All names: {where}" if where else ""
     near = [name for name in names if word and name.startswith(word)]
     near += difflib.get_close_matches(word, names, n=_NEAREST)
     near = list(dict.fromkeys(near))[:_NEAREST]
     start = f": did you mean {' or '.join(map(repr, near))}?" if near else "."
     if len(names) <= (_NEAREST if near else _FEW):
         return f"{start} It has: {', '.join(names) or 'none'}"
+    everything = f" All names: {where}" if where else ""
     if near:
         return start + everything
     best = difflib.get_close_matches(word, names, n=_NEAREST, cutoff=0)

@@ -7,8 +7,7 @@ Both do the same: without a verb, the command trains.
 
 import faulthandler
 import gc
-import glob
-import importlib.util
+import importlib
 import logging as python_logging
 import os
 import select
@@ -21,72 +20,16 @@ from collections.abc import Sequence
 from absl import flags, logging
 
 from dmljax import __version__
-from dmljax.commands import xla_flags
+from dmljax.commands.environment import settle_environment, tune_cpu
 from dmljax.commands.parser import USER_ERRORS, Parser, print_error
-from dmljax.files import machine, reading
-from dmljax.hints import hint
+from dmljax.files import reading
+from dmljax.hints import check_known
 
 VERBS = (
-    "train",
-    "study",
-    "zero-shot",
-    "evaluate",
-    "report",
-    "embed",
-    "export",
-    "bundle",
-    "index",
-    "search",
-    "serve",
-    "doctor",
-    "prepare",
-    "weights",
-    "list",
+    *("train", "study", "zero-shot", "evaluate", "report", "embed", "export", "bundle"),
+    *("index", "search", "serve", "doctor", "prepare", "weights", "list"),
 )
-_DEVICES = ("nvidia[0-9]*", "dxg", "kfd", "accel*", "vfio/[0-9]*")  # GPUs and TPUs
 _REPEAT_SECONDS = 0.02
-
-
-def tune_cpu(*, keep_memory: bool = True) -> None:
-    """Makes steps on CPUs faster. It must run before JAX starts, and does nothing for accelerators.
-
-    * glibc keeps freed memory instead of returning it to the system. The temporaries of a step are
-      one block; without this, the system provides it page by page at every step, which takes a
-      sixth of the time of a small net, and 40 % for MobileNetV2 on 32 photographs. A service
-      does not `keep_memory`: one large request would keep it forever.
-    * XLA uses its own convolutions. YNNPACK's can take twice as long.
-    * jaxlib 0.10 has two ways to compile loops. The older one compiles the step of a small net in
-      half the time, and the step is faster by a sixth.
-    * Several CPU devices get enough threads to wait for each other.
-
-    Flags that the user has set stay unchanged. With accelerators, many threads read images
-    at the same time, and libtpu ends the process at a flag that it does not know.
-    """
-    if _has_accelerator():
-        return
-    if keep_memory:
-        machine.keep_freed_memory()
-    xla_flags.add(xla_flags.FOR_CPUS)
-    xla_flags.add_threads()
-
-
-def _has_accelerator() -> bool:
-    """Tells whether JAX will find a GPU or a TPU, before it starts."""
-    if platforms := os.environ.get("JAX_PLATFORMS"):
-        return platforms != "cpu"
-    if not any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu")):
-        return False
-    return any(glob.glob(f"/dev/{name}") for name in _DEVICES)
-
-
-def settle_environment() -> None:
-    """Sets what packages would set when they are imported in the middle of a run.
-
-    XLA's threads read the environment while they compute, and a change at that moment crashes the
-    process (docs/troubleshooting.md). scikit-learn sets both variables, to these values.
-    """
-    os.environ.setdefault("KMP_DUPLICATE_LIB_OK", "True")
-    os.environ.setdefault("KMP_INIT_AT_FORK", "FALSE")
 
 
 def _repeat_lost_interrupts() -> None:
@@ -130,6 +73,13 @@ def main(words: Sequence[str]) -> int:
         return module.run(arguments, extras)
 
 
+def _verb(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Returns the verb, which is 'train' where the first word is a flag, and the other words."""
+    verb, *words = words if words and not words[0].startswith("-") else ["train", *words]
+    check_known("dmljax has no command", [verb], VERBS)
+    return verb, words
+
+
 def _module(verb: str) -> types.ModuleType:
     return importlib.import_module(f"dmljax.commands.{verb.replace('-', '_')}")
 
@@ -155,15 +105,18 @@ def console() -> int:
         if not words or words in (["--help"], ["-h"]):
             print(_overview(), file=sys.stdout if words else sys.stderr, flush=True)
             return 0 if words else 2
-        tune_cpu(keep_memory=_verb(words)[0] != "serve")
+        tune_cpu(keep_memory=words[0] != "serve")
         status = main(words)
         sys.stdout.flush()
         return status
     except BrokenPipeError as error:
-        if not _reader_has_ended():  # it was another pipe
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        if not any(event & select.POLLERR for _, event in poll.poll(0)):  # it was another pipe
             print_error(error)
             return 2
-        # What is not written yet would fail again at the end of the process.
+        # Nobody reads the output any more, as in `dmljax list | head`. What is not written yet
+        # would fail again at the end of the process.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE  # as of a process that ends by the signal
     except USER_ERRORS as error:
@@ -173,42 +126,20 @@ def console() -> int:
         print_error(f"this machine has too little memory for that. {error}")
         return 1
     except KeyboardInterrupt:  # outside of the train loop, which saves by itself
-        print("error: interrupted", file=sys.stderr)
+        print_error("interrupted")
         return 130
-
-
-def _reader_has_ended() -> bool:
-    """Tells whether nobody reads the output any more, as in `dmljax list | head`."""
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
-
-
-def _verb(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Returns the verb, which is 'train' where the first word is a flag, and the other words."""
-    verb, *words = words if words and not words[0].startswith("-") else ["train", *words]
-    if verb not in VERBS:
-        raise ValueError(f"dmljax has no command {verb!r}{hint(verb, VERBS)}")
-    return verb, words
 
 
 def _overview() -> str:
     """Returns all verbs with the first line of their help, and the configs that can be run."""
     from dmljax.commands import list as listing
 
-    lines = []
-    for verb in VERBS:
-        docstring = _module(verb).__doc__ or ""
-        lines.append(f"  dmljax {verb:10s} {docstring.partition(chr(10))[0]}")
-    return "\n".join(
-        [
-            "dmljax: deep metric learning in JAX. `dmljax VERB --help` explains a verb.",
-            "`python -m dmljax.main --config=...` is `dmljax train --config=...`.",
-            "",
-            *lines,
-            "",
-            listing.configs(),
-        ]
+    helps = {verb: (_module(verb).__doc__ or "").partition("\n")[0] for verb in VERBS}
+    lines = "\n".join(f"  dmljax {verb:10s} {text}" for verb, text in helps.items())
+    return (
+        "dmljax: deep metric learning in JAX. `dmljax VERB --help` explains a verb.\n"
+        "`python -m dmljax.main --config=...` is `dmljax train --config=...`.\n\n"
+        f"{lines}\n\n{listing.configs()}"
     )
 
 

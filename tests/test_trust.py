@@ -216,7 +216,7 @@ def test_functions_of_python(own, own_bundle, tmp_path, evil):
         lambda: dmljax.load(run),
         lambda: dmljax.bundle.export(run, tmp_path / "new.bundle"),
         lambda: models.open_model(pathlib.Path(bundle)),
-        lambda: run_folder.score(run),
+        lambda: run_folder.evaluate(run),
     ):
         with pytest.raises(ValueError, match=REFUSAL):
             function()

@@ -27,7 +27,7 @@ from dmljax.metrics.significance import FEWEST_CLASSES
 from dmljax.report.run import without_paths
 from dmljax.runs import frozen
 from dmljax.runs.folder import embedding, reopen
-from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
+from dmljax.train.evaluation import MAIN, Evaluator
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
@@ -66,8 +66,7 @@ def export(
     preprocess = preprocessing.from_transform(run.config["eval_transform"], run.eval_image_shape)
     evaluator = Evaluator(run)
     test_embeddings = evaluator.embeddings(state, run.test)
-    evaluation = Evaluation({}, test_embeddings)
-    against = frozen.check(run, state, workdir, evaluation, evaluator, allow_worse=allow_worse)
+    against = frozen.check(run, state, workdir, test_embeddings, evaluator, allow_worse=allow_worse)
     checkpoint_fn, arrays = embedding(run, state)
     variables = jax.device_get(arrays)
     on_device = jax.device_put(variables)

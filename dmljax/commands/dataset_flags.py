@@ -62,14 +62,11 @@ def write_split(bundle: Any, name: str, root: str | None, folder: str) -> None:
         )
     if root:
         spec[field or "root"] = root
+    splits = load(spec)
     try:
-        splits = load(spec)
-    except (ValueError, OSError) as error:
-        more = "" if root else " (--root=PATH names the folder of the data set)"
-        raise ValueError(f"{error}{more}") from None
-    about = {"dataset": spec, "split": name}
-    try:
-        count = image_files.write(getattr(splits, name), folder, about=about)
+        count = image_files.write(
+            getattr(splits, name), folder, about={"dataset": spec, "split": name}
+        )
     except OSError as error:
         reason = error.strerror or error
         raise OSError(f"--images={folder} cannot be written: {reason}") from None

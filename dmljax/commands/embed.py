@@ -11,7 +11,7 @@
 The command writes embeddings.npy and items.safetensors: the labels, and query, gallery and groups
 if the split has them; ids and class names are JSON in its metadata. --synthetic also writes the
 synthetic features of a dvml run. --prefix=64 writes the first 64 dimensions as unit vectors, if the
-run was trained with method.prefixes. The same command continues after an interruption.
+run was trained with method.prefixes. After an interruption, repeat the command.
 
 --shard=I/N embeds the rows [I n/N, (I+1) n/N) into part-I-of-N/. Start N such processes anywhere;
 Concatenated, the parts equal the output of one process bitwise
@@ -27,9 +27,11 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from dmljax.commands import evaluate, export
-from dmljax.commands.parser import add_fields, changed, flag, refuse, values_of
+from dmljax.commands.parser import add_fields, changed, flag, given, leave_out, refuse, values_of
+from dmljax.hints import counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,73 +53,61 @@ class Flags:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    evaluate.add_checkpoint(parser)
-    add_fields(parser, RunFlags)
-    add_fields(parser, Flags)
-    add_fields(parser, export.BackboneFlags)
+    evaluate.add_run(parser)
+    for kind in (evaluate.SplitFlags, RunFlags, Flags, export.BackboneFlags):
+        add_fields(parser, kind)
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
-    if arguments.images:
-        return _embed_collection(arguments, extras)
-    if arguments.net or arguments.weights:
-        raise ValueError("--net and --weights need --images, the folder of images to embed")
-    folder = evaluate.run_folder("embed", arguments.run)
-    overrides = evaluate.overrides_of("embed", extras)
-    if not arguments.out:
-        raise ValueError("embed needs --out, the folder to write")
     from dmljax.files import parts
 
     shard = parts.parse(arguments.shard) if arguments.shard else None
+    if arguments.images:
+        return _embed_collection(arguments, extras, shard or parts.Shard(0, 1))
+    if arguments.net or arguments.weights:
+        raise ValueError("--net and --weights need --images, the folder of images to embed")
+    folder, options = evaluate.run_of("embed", arguments, extras)
+    if not arguments.out:
+        raise ValueError("embed needs --out, the folder to write")
     from dmljax.runs import export as run_export
 
-    run_export.export(
-        folder,
-        arguments.out,
-        split=arguments.split,
-        step=arguments.step,
-        prefix=arguments.prefix,
-        shard=shard,
-        overrides=overrides,
-        **values_of(arguments, RunFlags),
-    )
+    options |= values_of(arguments, RunFlags) | {"prefix": arguments.prefix, "shard": shard}
+    written = run_export.embeddings(folder, arguments.out, split=arguments.split, **options)
+    text = f"{written.folder}: {written.count:,} embeddings"
+    if written.unreadable:
+        text += f", {counted(written.unreadable, 'NaN row')} (no readable image)"
+    if shard is not None:
+        text += f"; {written.finished_parts:,} of {shard.count:,} parts are complete"
+    print(text)
     return 0
 
 
-def _embed_collection(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
+def _embed_collection(arguments: argparse.Namespace, extras: Sequence[str], shard: Any) -> int:
     refuse("embed", extras)
     if bool(arguments.run) == bool(arguments.net) or not arguments.out:
         raise ValueError(
             "--images needs a bundle or --net, and --out: dmljax embed photos.bundle "
             "--images=collection/ --out=vectors/"
         )
-    if flags := changed(arguments, evaluate.SplitFlags, evaluate.StepFlags, RunFlags):
-        raise ValueError(f"{', '.join(flags)}: only for a run; --images is embedded by a bundle")
-    if arguments.weights and not arguments.net:
-        raise ValueError("--weights belongs to --net: leave it out, or name the net")
-    from dmljax.bundle import collection
-    from dmljax.files import parts
+    flags = changed(arguments, evaluate.SplitFlags, evaluate.StepFlags, RunFlags)
+    leave_out(flags, "--images is embedded by a bundle, not by a run")
+    if not arguments.net:
+        leave_out(given(arguments, "weights"), "a bundle has its weights")
+    from dmljax.bundle import backbones, collection
     from dmljax.train import compilation
 
     compilation.keep_programs()
-    shard = parts.parse(arguments.shard or "0/1")
     bundle = arguments.run
     if arguments.net:
-        from dmljax.bundle import backbones
-
         weights = backbones.weights_of(arguments.net, arguments.weights)
         bundle = backbones.opened(arguments.net, weights)
     facts = collection.embed(
         bundle, arguments.images, arguments.out, shard=shard, prefix=arguments.prefix
     )
-    first, stop = facts["rows"]
-    left_out = facts["left_out"]
+    (first, stop), left_out, folder = facts["rows"], facts["left_out"], facts["folder"]
     complete = shard.count - len(facts["missing"])
-    print(
-        f"{facts['folder']}: {stop - first - left_out:,} embeddings; {complete:,} of "
-        f"{shard.count:,} parts are complete"
-    )
+    parts_text = f"{complete:,} of {shard.count:,} parts are complete"
+    print(f"{folder}: {stop - first - left_out:,} embeddings; {parts_text}")
     if left_out:
-        list_of_them = f"{facts['folder']}/{collection.LEFT_OUT}"
-        print(f"left out: {left_out:,}, see {list_of_them}", file=sys.stderr)
+        print(f"left out: {left_out:,}, see {folder}/{collection.LEFT_OUT}", file=sys.stderr)
     return 0

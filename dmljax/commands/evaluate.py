@@ -11,6 +11,7 @@ since the training are refused, unless --config.dataset... names them.
 import argparse
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from dmljax.commands.parser import add_fields, add_trust, flag, refuse
 from dmljax.files import reading
@@ -30,12 +31,6 @@ class StepFlags:
     step: int | None = flag(None, "step of the checkpoint; by default the selected one", type=int)
 
 
-def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments that name a checkpoint and a split of a run."""
-    add_run(parser)
-    add_fields(parser, SplitFlags)
-
-
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments that name a checkpoint of a run."""
     parser.add_argument("run", nargs="?", help="folder of a run, such as runs/glyphs")
@@ -48,11 +43,18 @@ def add_step(parser: argparse.ArgumentParser) -> None:
     add_trust(parser)
 
 
-def run_folder(verb: str, run: str | None) -> str:
-    """Returns the folder of the run; for a ladder, the folder of its chosen step."""
-    if run is None:
+def run_of(
+    verb: str, arguments: argparse.Namespace, extras: Sequence[str]
+) -> tuple[str, dict[str, Any]]:
+    """Returns the folder of the run, and `step` and `overrides` to open it.
+
+    For a ladder, it is the folder of its chosen step.
+    """
+    overrides = overrides_of(verb, extras)
+    if arguments.run is None:
         raise ValueError(f"{verb} needs the folder of a run, such as: dmljax {verb} runs/glyphs")
-    return str(reading.chosen_run(run))
+    options = {"step": arguments.step, "overrides": overrides}
+    return str(reading.chosen_run(arguments.run)), options
 
 
 def overrides_of(verb: str, extras: Sequence[str]) -> list[str]:
@@ -67,15 +69,13 @@ def overrides_of(verb: str, extras: Sequence[str]) -> list[str]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_checkpoint(parser)
+    add_run(parser)
+    add_fields(parser, SplitFlags)
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
-    folder = run_folder("evaluate", arguments.run)
-    overrides = overrides_of("evaluate", extras)
+    folder, options = run_of("evaluate", arguments, extras)
     from dmljax.runs import folder as saved
 
-    options = {"split": arguments.split, "step": arguments.step, "overrides": overrides}
-    for line in saved.evaluate(folder, **options)[1]:
-        print(line)
+    print("\n".join(saved.evaluate(folder, split=arguments.split, **options)[1]))
     return 0

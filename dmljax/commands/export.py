@@ -27,7 +27,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from dmljax.commands import evaluate
-from dmljax.commands.parser import add_fields, batch_sizes, flag, refuse, values_of
+from dmljax.commands.parser import (
+    add_fields,
+    batch_sizes,
+    changed,
+    flag,
+    given,
+    leave_out,
+    refuse,
+    values_of,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +78,8 @@ def _export_backbone(
     arguments: argparse.Namespace, extras: Sequence[str], program: dict[str, Any]
 ) -> pathlib.Path:
     refuse("export", extras)
-    if any((arguments.run, arguments.adapter, arguments.allow_worse)) or arguments.step is not None:
-        raise ValueError(
-            "--net exports a backbone without a run: leave out the run, --step, --adapter and "
-            "--allow-worse"
-        )
+    flags = changed(arguments, RunFlags, evaluate.StepFlags)
+    leave_out(["the run"] * bool(arguments.run) + flags, "--net exports a backbone without a run")
     from dmljax.bundle import backbones
 
     names = (arguments.net, arguments.weights, arguments.out)
@@ -83,21 +89,17 @@ def _export_backbone(
 def _export_run(
     arguments: argparse.Namespace, extras: Sequence[str], program: dict[str, Any]
 ) -> pathlib.Path:
-    for name in ("weights", "vocabulary"):
-        if getattr(arguments, name):
-            raise ValueError(f"--{name} belongs to --net: leave it out, or name the net")
-    folder = evaluate.run_folder("export", arguments.run)
-    options = {"step": arguments.step, "overrides": evaluate.overrides_of("export", extras)}
+    leave_out(given(arguments, "weights", "vocabulary"), "a run has its own weights, unlike --net")
+    folder, options = evaluate.run_of("export", arguments, extras)
     options["allow_worse"] = arguments.allow_worse
-    if arguments.adapter:
-        if program:
-            raise ValueError("--adapter writes no program and no card: leave out the other flags")
-        from dmljax.runs import adapters
+    if not arguments.adapter:
+        from dmljax.bundle import exporting
 
-        return adapters.export(folder, arguments.out, **options)
-    from dmljax.bundle import exporting
+        return exporting.export(folder, arguments.out, **options, **program)
+    leave_out(changed(arguments, ProgramFlags), "--adapter writes no program and no card")
+    from dmljax.runs import export as run_export
 
-    return exporting.export(folder, arguments.out, **options, **program)
+    return run_export.adapter(folder, arguments.out, **options)
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
@@ -106,14 +108,12 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     program = {name: x for name, x in values_of(arguments, ProgramFlags).items() if x}
     export_fn = _export_backbone if arguments.net else _export_run
     bundle = export_fn(arguments, extras, program)
-    size = sum(path.stat().st_size for path in bundle.iterdir())
+    size = f"{sum(path.stat().st_size for path in bundle.iterdir()) / 1e6:.1f} MB"
     if arguments.adapter:
-        print(f"{bundle}: {size / 1e6:.1f} MB; the adapters of the backbone, without the head")
+        print(f"{bundle}: {size}; the adapters of the backbone, without the head")
         return 0
-    print(
-        f"{bundle}: {size / 1e6:.1f} MB; every program gives the embeddings of the "
-        f"{'net' if arguments.net else 'checkpoint'} (README.md)"
-    )
+    source = "net" if arguments.net else "checkpoint"
+    print(f"{bundle}: {size}; every program gives the embeddings of the {source} (README.md)")
     from dmljax.bundle import files
 
     for name, entry in files.read_manifest(bundle).thresholds.items():

@@ -22,6 +22,7 @@ are skipped, embedded again or left out, and the files of --images and --import.
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -31,9 +32,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from dmljax import index as indexes
-from dmljax.commands.parser import add_fields, add_trust, flag, refuse
+from dmljax.commands.parser import add_fields, add_trust, flag, load_bundle, refuse
 from dmljax.files import machine
-from dmljax.hints import counted, hint, shown_bytes
+from dmljax.hints import check_known, counted, shown_bytes
 from dmljax.index import fill
 
 _FILL = "create, add, reindex"
@@ -73,9 +74,9 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     refuse("index", [word for word in extras if word.startswith("-")])
     # argparse leaves words after a flag among the extras.
     verb, words = arguments.verb, [*arguments.words, *extras]
-    if verb not in _VERBS:
-        problem = "needs a verb." if verb is None else f"does not know the verb {verb!r}"
-        raise ValueError(f"index {problem}{hint(verb or '', _VERBS)} (dmljax index --help)")
+    if verb is None:
+        raise ValueError(f"index needs a verb: {', '.join(_VERBS)} (dmljax index --help)")
+    check_known("index does not know the verb", [verb], _VERBS)
     run_fn, flags = _VERBS[verb]
     for name, value in vars(arguments).items():
         if value and name not in ("verb", "words", "verbose", *flags):
@@ -84,7 +85,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     if not words:
         raise ValueError(f"`dmljax index {verb}` needs an index: a folder or postgresql://...")
     if len(words) > 1 and run_fn not in (_remove, _export):
-        raise ValueError(f"{words[1]!r} is not known (see dmljax index --help)")
+        refuse("index", words[1:])
     return run_fn(arguments, *words)
 
 
@@ -98,20 +99,13 @@ def _fill(arguments: argparse.Namespace, place: str) -> int:
         )
     if not arguments.bundle and (arguments.images or arguments.verb == "reindex"):
         raise ValueError("--bundle=BUNDLE is needed: it embeds the images")
-    bundle = images = None
+    bundle = load_bundle(arguments.bundle) if arguments.bundle else None
+    if arguments.split:
+        from dmljax.commands import dataset_flags
+
+        dataset_flags.write_split(bundle, arguments.split, arguments.root, arguments.images)
     with ThreadPoolExecutor(machine.core_count()) as pool:
-        if arguments.bundle:
-            from dmljax import bundle as bundles
-            from dmljax.train import compilation
-
-            compilation.keep_programs()
-            bundle = bundles.load(arguments.bundle)
-        if arguments.split:
-            from dmljax.commands import dataset_flags
-
-            dataset_flags.write_split(bundle, arguments.split, arguments.root, arguments.images)
-        if arguments.images:
-            images = _images(arguments.images, bundle, pool)
+        images = _images(arguments.images, bundle, pool) if arguments.images else None
         settings = fill.settings_of(arguments.source, bundle)
         words = place, images or arguments.source, settings
         if arguments.verb == "reindex":
@@ -174,14 +168,14 @@ def _without_file(ids: list[str], folders: list[str]) -> Iterator[str]:
 
 def _list(arguments: argparse.Namespace, place: str) -> int:
     with indexes.open(place) as store:
-        if not arguments.items:
-            facts = store.facts()
-            facts["size"] = shown_bytes(facts.pop("bytes"))
-            for name, value in facts.items():
-                print(f"{name:12s} {value:,}" if isinstance(value, int) else f"{name:12s} {value}")
-        for items in store.scan() if arguments.items else ():
-            for item in items:
+        if arguments.items:
+            for item in itertools.chain.from_iterable(store.scan()):
                 print(f"{item.id}  {json.dumps(item.metadata, ensure_ascii=False)}")
+            return 0
+        facts = store.facts()
+        facts["size"] = shown_bytes(facts.pop("bytes"))
+        for name, value in facts.items():
+            print(f"{name:12s} {value:,}" if isinstance(value, int) else f"{name:12s} {value}")
     return 0
 
 

@@ -72,6 +72,18 @@ def changed(arguments: argparse.Namespace, *kinds: Any) -> list[str]:
     return names
 
 
+def given(arguments: argparse.Namespace, *names: str) -> list[str]:
+    """Returns the flags among these arguments that have a value."""
+    flags = {name: f"--{name.replace('_', '-')}" for name in names}
+    return [flag for name, flag in flags.items() if getattr(arguments, name) not in (None, False)]
+
+
+def leave_out(flags: Sequence[str], reason: str) -> None:
+    """Raises an error if there are flags that a command would ignore for this reason."""
+    if flags:
+        raise ValueError(f"{reason}: leave out {', '.join(flags)}")
+
+
 def add_trust(parser: argparse.ArgumentParser) -> None:
     """Adds the flag of every command that reads the config of a run or a bundle.
 
@@ -103,6 +115,15 @@ def batch_sizes(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a list of positive numbers, such as 1,4,16,64"
         ) from None
+
+
+def load_bundle(path: str) -> Any:
+    """Loads a bundle; programs that it compiles are kept for the next command."""
+    from dmljax import bundle
+    from dmljax.train import compilation
+
+    compilation.keep_programs()
+    return bundle.load(path)
 
 
 def refuse(verb: str, extras: Sequence[str]) -> None:

@@ -26,10 +26,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from absl import logging
-
 from dmljax.commands import evaluate
-from dmljax.commands.parser import add_fields, flag
+from dmljax.commands.parser import add_fields, flag, given, leave_out
 from dmljax.files import reading
 from dmljax.hints import check_known
 
@@ -58,34 +56,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     overrides = evaluate.overrides_of("report", extras)
     folders = [str(reading.chosen_run(run)) for run in arguments.runs]
+    reopens = bool(overrides) or arguments.step is not None
+    of_run = [*["the run"] * bool(folders), *["--step and --config. fields"] * reopens]
     if arguments.embeddings or arguments.labels:
-        if folders or overrides or arguments.step is not None:
-            raise ValueError(
-                "--embeddings are a file: leave out the run, --step and --config. fields"
-            )
+        leave_out(of_run, "--embeddings are a file")
         _of_arrays(arguments)
         return 0
-    if arguments.images or arguments.out or arguments.baseline or arguments.distance:
-        raise ValueError(
-            "--images, --out, --baseline and --distance belong to --embeddings: leave them out for "
-            "a run"
-        )
+    of_arrays = given(arguments, "images", "out", "baseline", "distance")
+    leave_out(of_arrays, "a report on a run takes no flags of --embeddings")
     if not folders:
         raise ValueError("report needs the folder of a run, such as: dmljax report runs/glyphs")
-    if len(folders) > 1:
-        if arguments.step is not None or overrides:
-            raise ValueError(
-                "a comparison reads the scores that the runs have written: leave out --step and "
-                "--config. fields"
-            )
-        from dmljax.report import compare_page, comparison, text
+    from dmljax.report import compare_page, comparison, text
+    from dmljax.runs import page as run_page
 
+    if len(folders) > 1:
+        leave_out(of_run[1:], "a comparison reads the scores that the runs have written")
+        runs = _by_name(folders)
         if arguments.text:
-            text.show(text.comparison(comparison.read(_by_name(folders))))
+            text.show(text.comparison(comparison.read(runs)))
         else:
-            _say(compare_page.write(_by_name(folders)))
+            _say(compare_page.write(runs))
         return 0
-    _of_run(folders[0], arguments, overrides)
+    options = {"step": arguments.step, "overrides": overrides}
+    if arguments.text:
+        text.show(text.of_facts(run_page.facts_again(folders[0], pictures=False, **options)))
+    else:
+        _say(run_page.write_again(folders[0], **options))
     return 0
 
 
@@ -96,8 +92,8 @@ def _say(path: pathlib.Path) -> None:
 def _of_arrays(arguments: argparse.Namespace) -> None:
     if not (arguments.embeddings and arguments.labels):
         raise ValueError("--embeddings and --labels go together: give both files")
-    if arguments.text and arguments.out:
-        raise ValueError("--out belongs to the page: leave it out for --text")
+    if arguments.text:
+        leave_out(given(arguments, "out"), "--text writes no page")
     distance = arguments.distance or "euclidean"
     check_known("--distance: there is no", [distance], _DISTANCES)
     from dmljax import retrieval
@@ -128,23 +124,10 @@ def _of_arrays(arguments: argparse.Namespace) -> None:
         content = compare_page.facts_of_models(models, split, result, **options)
     else:
         content = facts.make(vectors, split, title=name, pictures=not arguments.text, **options)
-    for fault in content.faults:
-        logging.warning("a section is missing (%s): %s", fault.section, fault.message)
     if arguments.text:
         text.show(text.of_facts(content))
     else:
         _say(page.write(content, arguments.out or page.FILE))
-
-
-def _of_run(folder: str, arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
-    from dmljax.report import text
-    from dmljax.runs import page as run_page
-
-    options = {"step": arguments.step, "overrides": overrides}
-    if arguments.text:
-        text.show(text.of_facts(run_page.facts_again(folder, pictures=False, **options)))
-    else:
-        _say(run_page.write_again(folder, **options))
 
 
 def _by_name(folders: Sequence[str], *, what: str = "run") -> dict[str, str]:

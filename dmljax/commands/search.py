@@ -18,13 +18,12 @@ the bundle of a net that was trained with text (docs/ship.md).
 import argparse
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from dmljax.commands.parser import add_fields, flag, refuse
-from dmljax.hints import NO_THRESHOLDS, hint
+from dmljax.commands.parser import add_fields, flag, load_bundle, refuse
 from dmljax.index import filters, inputs
 from dmljax.index import open as open_index
 from dmljax.index.base import Hit
@@ -60,12 +59,9 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         )
     bundle = None
     if words:
-        from dmljax import bundle as bundles
-        from dmljax.train import compilation
-
-        compilation.keep_programs()
-        bundle = bundles.load(words[0])
-    threshold = threshold_of(arguments.threshold, None if bundle is None else bundle.thresholds)
+        bundle = load_bundle(words[0])
+    thresholds = {} if bundle is None else bundle.thresholds
+    threshold = inputs.threshold(arguments.threshold, thresholds)
     k = inputs.DEFAULT_K if arguments.k is None else arguments.k
     options: dict[str, Any] = {"where": filters.from_words(arguments.where)}
     options |= {"threshold": threshold, "allow_fewer": arguments.k is None}
@@ -106,24 +102,3 @@ def _table(query: str, hits: list[Hit], name: str | None, threshold: float | Non
         limit = "" if threshold is None else f" with a similarity of {threshold:.4f} ({name})"
         lines.append(f"      no match{limit}")
     return "\n".join(lines)
-
-
-def threshold_of(text: str | None, thresholds: Mapping[str, float] | None) -> float | None:
-    """Returns a similarity from a number, or from a name of the bundle's `thresholds`.
-
-    `thresholds` is None without a bundle.
-    """
-    if text is None:
-        return None
-    if thresholds is not None and text in thresholds:
-        return thresholds[text]
-    try:
-        return float(text)
-    except ValueError:
-        if thresholds is None:
-            reason = ": names need a bundle, dmljax search BUNDLE --index=..."
-        else:
-            reason = hint(text, thresholds) if thresholds else NO_THRESHOLDS
-        raise ValueError(
-            f"--threshold={text} is neither a similarity nor a threshold of the bundle{reason}"
-        ) from None

@@ -15,12 +15,10 @@ docs/scale.md describes training on several processes.
 import argparse
 import dataclasses
 import importlib
-import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from dmljax.commands import xla_flags
+from dmljax.commands import environment
 from dmljax.commands.parser import (
     USER_ERRORS,
     add_fields,
@@ -100,7 +98,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         _compute_features(arguments, overrides)
         return 0
     if _is_deterministic(arguments.config, overrides):
-        xla_flags.require_determinism()
+        environment.require_determinism()
     if not changed(arguments, ProcessFlags):
         _train(arguments, overrides)
         return 0
@@ -113,10 +111,9 @@ def _is_deterministic(name: str, overrides: Sequence[str]) -> bool:
     Several processes must first have joined, so that all of them end if one of them fails.
     """
     try:
-        runtime = config_files.read(name, overrides).get("runtime")
-    except USER_ERRORS:
+        return config_files.read(name, overrides)["runtime"]["deterministic"] is True
+    except (*USER_ERRORS, LookupError):
         return False
-    return isinstance(runtime, Mapping) and runtime.get("deterministic") is True
 
 
 def _compute_features(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
@@ -133,28 +130,20 @@ def _train(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
     if arguments.workdir == "":
         raise ValueError("--workdir= is empty: name the folder of the run, or leave the flag out")
     config = config_files.read(arguments.config, overrides)
+    from dmljax.data import image_folders
     from dmljax.runs import ladder, training
 
     workdir = arguments.workdir or f"runs/{config_files.folder_name(arguments.config)}"
-    _check_workdir(workdir, config.get("dataset"))
+    dataset = config.get("dataset")
+    if isinstance(dataset, Mapping) and dataset.get("name") == "folder" and dataset.get("root"):
+        for folder in image_folders.read_folders(dataset["root"], dataset.get("split")):
+            if image_folders.contains(folder, workdir):
+                raise ValueError(
+                    f"--workdir={workdir} lies in {folder}, whose folders are classes of images: "
+                    "choose a folder outside of it"
+                )
     run_fn = ladder.run if config.get("ladder") else training.run
     run_fn(config, workdir, overwrite=arguments.overwrite, source=arguments.config)
-
-
-def _check_workdir(workdir: str, dataset: Any) -> None:
-    """Raises if the run would be a class of its data set, or lie inside of one."""
-    from dmljax.data import image_folders
-
-    if not isinstance(dataset, Mapping) or dataset.get("name") != "folder":
-        return
-    if not dataset.get("root"):  # which the data set reports
-        return
-    for folder in image_folders.read_folders(dataset["root"], dataset.get("split")):
-        if image_folders.contains(folder, workdir):
-            raise ValueError(
-                f"--workdir={workdir} lies in {folder}, whose folders are classes of images: "
-                "choose a folder outside of it"
-            )
 
 
 def _train_with_others(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -183,31 +172,19 @@ def _train_with_others(arguments: argparse.Namespace, overrides: Sequence[str]) 
         status, all_agree = int(stopped.code or 0), True
     except KeyboardInterrupt:  # before training, where there is nothing to save
         status = 130
-    except Exception as error:
-        status = _status_of(error)
+    except USER_ERRORS as error:
+        print_error(error)
+        status = 2
+    except hosts.Process0Failed:
+        status = 2
+    except jax.errors.JaxRuntimeError as error:
+        first_line = str(error).splitlines()[0]
+        print_error(f"another process has ended, or the devices failed: {first_line}")
+        status = 1
+    except Exception:
+        traceback.print_exc()
+        status = 1
     if all_agree:
         jax.distributed.shutdown()
     hosts.leave(status)
     return status
-
-
-def _status_of(error: Exception) -> int:
-    """Prints the error of one of several processes, and returns the exit status."""
-    import jax
-
-    from dmljax.train import hosts
-
-    if isinstance(error, USER_ERRORS):
-        print_error(error)
-        return 2
-    if isinstance(error, hosts.Process0Failed):
-        return 2
-    if isinstance(error, jax.errors.JaxRuntimeError):
-        first_line = str(error).splitlines()[0]
-        print(
-            f"error: another process has ended, or the devices failed: {first_line}",
-            file=sys.stderr,
-        )
-    else:
-        traceback.print_exc()
-    return 1

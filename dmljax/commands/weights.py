@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from dmljax.commands.parser import refuse
+from dmljax.commands.parser import given, leave_out, refuse
 
 _PIPED = 1000  # columns if the output is not a terminal: nothing is cut
 
@@ -35,54 +35,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     keywords = _keywords(extras)
-    _check(arguments, extras)
     from dmljax import at_hand, weights
     from dmljax.weights import published
 
-    if arguments.fetch:
-        print(weights.fetch(arguments.fetch, folder=at_hand.cache_folder()))
+    file, name, to = arguments.file, arguments.name, arguments.to
+    is_explained = file == "explain" and name
+    if not arguments.fetch and not is_explained and (name or file == "explain"):
+        raise ValueError(f"{file} {name or ''} is not known: see dmljax weights --help")
+    if arguments.fetch or is_explained or file in (None, "list"):
+        words = [*given(arguments, "net", "to", "adapter"), *extras]
+        words += [word for word in (file, name) if word and arguments.fetch]
+        leave_out(words, "flags of a net are for a file to convert")
+        if arguments.fetch:
+            print(weights.fetch(arguments.fetch, folder=at_hand.cache_folder()))
+        elif is_explained:
+            print(published.explain(name))
+        else:
+            columns = shutil.get_terminal_size((_PIPED, 24)).columns
+            print(published.table(columns))
+            print("input: side in pixels; more: dmljax weights explain NAME")
         return 0
-    if arguments.file == "explain" and arguments.name:
-        print(published.explain(arguments.name))
-        return 0
-    if arguments.name:
-        advice = "see dmljax weights --help"
-        if arguments.file == "fetch":
-            advice = f"write dmljax weights --fetch={arguments.name}"
-        raise ValueError(f"{arguments.file} {arguments.name} is not known: {advice}")
-    if arguments.file in (None, "list", "explain"):
-        unused = (arguments.net, arguments.to, arguments.adapter, extras)
-        if any(unused) or arguments.file == "explain":
-            raise ValueError("name a file to convert or to explain (see dmljax weights --help)")
-        columns = shutil.get_terminal_size((_PIPED, 24)).columns
-        print(published.table(columns))
-        print("input: side in pixels; more: dmljax weights explain NAME")
-        return 0
-    if not arguments.net or not arguments.to:
+    if not arguments.net or not to:
         raise ValueError("--net=NAME and --to=FILE.safetensors are needed (dmljax weights --help)")
-    if os.path.lexists(arguments.to):
-        raise FileExistsError(f"{arguments.to} exists: choose another --to")
-    spec = {"name": arguments.net, **keywords}
-    metadata = _convert(arguments.file, spec, arguments.to, arguments.adapter)
+    if os.path.lexists(to):
+        raise FileExistsError(f"{to} exists: choose another --to")
+    metadata = _convert(file, {"name": arguments.net, **keywords}, to, arguments.adapter)
     for note in metadata["notes"]:
         print(note)
     source = metadata["source"]["known_as"] or "unknown"
-    print(f"wrote {arguments.to}: {metadata['net']}, source {source}")
+    print(f"wrote {to}: {metadata['net']}, source {source}")
     return 0
-
-
-def _check(arguments: argparse.Namespace, extras: Sequence[str]) -> None:
-    """Raises if a download or an explanation would ignore words."""
-    if arguments.fetch:
-        task, words = f"--fetch={arguments.fetch}", [arguments.file, arguments.name]
-    elif arguments.file == "explain" and arguments.name:
-        task, words = f"explain {arguments.name}", []
-    else:
-        return
-    flags = {"--net": arguments.net, "--to": arguments.to, "--adapter": arguments.adapter}
-    words += [flag for flag, value in flags.items() if value] + [*extras]
-    if any(words):
-        raise ValueError(f"{task} takes nothing else: leave out {' '.join(filter(None, words))}")
 
 
 def _keywords(extras: Sequence[str]) -> dict[str, Any]:

@@ -30,7 +30,6 @@ from dmljax.commands.parser import add_fields, flag, refuse
 from dmljax.hints import check_known
 
 _OUT = pathlib.Path("runs/zero-shot")
-_WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".caffemodel", ".onnx")  # names of files end so
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,35 +59,35 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     compilation.keep_programs()
     shard = parts.parse(arguments.shard) if arguments.shard else None
     out = arguments.out or str(_OUT / pathlib.Path(arguments.folder).resolve().name)
-    if shard is None:
-        zero_shot.check_out(out)
     images, are_labeled = zero_shot.images_of_folder(arguments.folder)
-    backbones = _backbones(arguments)
+    backbones: list[Any] = _backbones(arguments)
+    if are_labeled:
+        warn_of_one_class(images, arguments.folder)
+        backbones.append(None)  # raw pixels
+    elif len(backbones) > 1:
+        names = ", ".join(backbone.name for backbone in backbones[1:])
+        print(
+            f"images without classes are grouped by one backbone, {backbones[0].name}; not "
+            f"used: {names} (--nets=NAME names another)"
+        )
+        del backbones[1:]
     # One counter, so that each unreadable image is named once.
     options: dict[str, Any] = {"shard": shard, "skipped": collections.Counter()}
-    if not are_labeled:
-        if len(backbones) > 1:
-            names = ", ".join(backbone.name for backbone in backbones[1:])
-            print(
-                f"images without classes are grouped by one backbone, {backbones[0].name}; not "
-                f"used: {names} (--nets=NAME names another)"
-            )
-        row = zero_shot.embed(backbones[0], images, **options)
-        if row is not None:
-            _print_unreadable(row)
-            clusters, duplicates = zero_shot.page_of_clusters(row, images, out)
-            print(
-                f"{len(images):,} images without classes: {clusters} clusters, {duplicates} near "
-                f"duplicates by {row.name}; {out}/report.html, clusters.csv"
-            )
-        return 0
-    warn_of_one_class(images, arguments.folder)
-    results = [zero_shot.embed(backbone, images, **options) for backbone in [*backbones, None]]
+    results = [zero_shot.embed(backbone, images, **options) for backbone in backbones]
     rows = [row for row in results if row is not None]
-    if rows:
-        _print_unreadable(rows[0])
+    if not rows:  # a shard
+        return 0
+    if count := int((~rows[0].is_readable).sum()):  # also if the features come from the cache
+        print(f"images that could not be read and are left out: {count:,}")
+    if are_labeled:
         _print(rows, zero_shot.score(rows, images, out))
         print(f"page: {out}/report.html")
+        return 0
+    clusters, duplicates = zero_shot.page_of_clusters(rows[0], images, out)
+    print(
+        f"{len(images):,} images without classes: {clusters} clusters, {duplicates} near "
+        f"duplicates by {rows[0].name}; {out}/report.html, clusters.csv"
+    )
     return 0
 
 
@@ -98,8 +97,6 @@ def _backbones(arguments: argparse.Namespace) -> list[Any]:
     from dmljax.runs.zero_shot import Backbone
 
     paths = at_hand.weights_at_hand(arguments.weights)
-    if arguments.weights:
-        _print_unused(pathlib.Path(arguments.weights), set(paths.values()))
     names = arguments.nets.split(",") if arguments.nets else list(paths)
     check_known("--nets: there is no", names, weights.PUBLISHED)
     for name in names:
@@ -110,46 +107,19 @@ def _backbones(arguments: argparse.Namespace) -> list[Any]:
                 f"--weights=FOLDER with {weights.published.file_name(name)}",
                 file=sys.stderr,
             )
-    backbones = [Backbone(name, paths[name]) for name in names if name in paths]
-    if not backbones and arguments.nets:
-        raise FileNotFoundError(f"--nets={arguments.nets}: no weights of these nets are here")
-    if not backbones:
+    if not (backbones := [Backbone(name, paths[name]) for name in names if name in paths]):
         raise FileNotFoundError(f"no pretrained backbone is here: {at_hand.GET_BACKBONE}")
     return backbones
 
 
-def _print_unused(folder: pathlib.Path, used: set[pathlib.Path]) -> None:
-    """Prints which files in the folder have no published name; raises if none has one."""
-    files = {path for path in folder.iterdir() if path.suffix in _WEIGHTS}
-    if unused := sorted(path.name for path in files - used):
-        names = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if unused[5:] else "")
-        text = (
-            f"--weights={folder}: not used: {names}. A file must have its published name, such as "
-            'clip_b32.safetensors: `dmljax weights explain NAME` prints it under "get it"'
-        )
-        if not files & used:
-            raise ValueError(text)
-        print(text, file=sys.stderr)
-    elif not files:
-        endings = ", ".join(_WEIGHTS)
-        raise FileNotFoundError(f"--weights={folder} has no file of weights ({endings})")
-
-
-def _print_unreadable(row: Any) -> None:
-    """Prints how many images are left out, also if their features come from the cache."""
-    if count := row.unreadable:
-        print(f"images that could not be read and are left out: {count:,}")
-
-
 def _print(rows: Sequence[Any], result: Any) -> None:
     from dmljax.report import text
-    from dmljax.runs.zero_shot import seconds_text
 
     by_name = {row.name: row for row in rows}
     scores = {name: result.scores[name] for name in ("R@1", "MAP@R")}
     text.show(text.comparison(result._replace(scores=scores)))
-    for name in result.runs:
-        row = by_name[name]
-        seconds = "" if row.seconds is None else f"{seconds_text(row)} s/image"
-        parts = row.preprocessing, row.license, f"{row.width:,} dimensions", seconds
-        print(f"{name}: {'; '.join(filter(None, parts))}")
+    for row in (by_name[name] for name in result.runs):
+        seconds = "" if row.seconds is None else f"{row.seconds_text} s/image"
+        dimensions = f"{row.embeddings.shape[1]:,} dimensions"
+        facts = row.preprocessing, row.license, dimensions, seconds
+        print(f"{row.name}: {'; '.join(filter(None, facts))}")

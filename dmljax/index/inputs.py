@@ -9,9 +9,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dmljax.hints import hint
 from dmljax.index.errors import DuplicateId, InvalidInput, OtherModel
 from dmljax.index.nearest import SIMILARITIES, Similarity
 
+_NO_THRESHOLDS = (
+    ": there are no named thresholds here. A bundle has some if it embeds in unit vectors, and if "
+    "its run had 16 test classes, or 8 classes held out of training (--config.held_out=0.2). "
+    "Give a similarity, such as 0.8"
+)
 LARGEST_K = 1000
 DEFAULT_K = 10  # of `dmljax search` and the service, which also accept fewer items
 _LARGEST_DIMENSION = 16_000  # of a column of pgvector
@@ -248,3 +254,18 @@ def names(values: Sequence[str]) -> str:
     """Returns the first of the `values` and the number of the others."""
     more = f" and {len(values) - 1} more" if len(values) > 1 else ""
     return f"{shorten(values[0])}{more}"
+
+
+def threshold(value: Any, thresholds: Mapping[str, float]) -> Any:
+    """Returns the lowest similarity of a hit: a number, or a threshold of the bundle by name."""
+    if not isinstance(value, str):
+        return value
+    if value in thresholds:
+        return thresholds[value]
+    try:
+        return float(value)
+    except ValueError:
+        raise InvalidInput(
+            f"threshold {ascii(value)[:60]} is neither a similarity nor a threshold of the bundle"
+            f"{hint(value[:60], thresholds) if thresholds else _NO_THRESHOLDS}"
+        ) from None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from absl import logging
 
 from dmljax import metrics, retrieval
 from dmljax.data import splits
@@ -150,6 +151,7 @@ def make(
         except Exception as error:  # an incomplete page is better than no page
             first_line = (str(error) or "no message").splitlines()[0]
             faults.append(Fault(section, f"{type(error).__name__}: {first_line}"))
+            logging.warning("a section is missing (%s): %s", section, faults[-1].message)
             return None
 
     if query_scores is None:

@@ -16,9 +16,6 @@ from dmljax.train.compilation import multiply_adds
 from dmljax.train.loop import compiled_step
 from dmljax.train.run import Run
 
-_UTILIZATION = 0.4
-# Dense products per second with float32 inputs (as TF32) and with bfloat16, by the data sheets.
-_DEVICES = {"A100": (156e12, 312e12), "H100": (494e12, 989e12)}
 _MEMORIES = (16, 24, 80)  # GB of a device
 _GB = 1e9
 _CPU_NOTE = "; accelerators usually need smaller temporaries, docs/scale.md"
@@ -46,36 +43,28 @@ def lines(config: Any, *, described: Sequence[str] = ()) -> Iterator[str]:
 def _by_topology(config: dict[str, Any], described: dict[str, list[jax.Device]]) -> Iterator[str]:
     """Yields a table of the memory of a device, by programs compiled for such devices."""
     runs = {name: build(config, described=devices) for name, devices in described.items()}
-    training.check(next(iter(runs.values())))
-    yield from _of_step(next(iter(runs.values())))
+    first = next(iter(runs.values()))
+    training.check(first)
+    yield from _of_step(first)
     width = max(map(len, ("topology", *runs)))
     yield "memory of a device, GB, by the program that XLA compiled for it:"
     yield f"{'topology':{width}}  devices  state and batch  temporaries  together  device"
     for name, run in runs.items():
-        device = next(run.shards.mesh.devices.flat)
-        start = f"{name:{width}}  {run.shards.size:7}"
-        limit = topologies.gpu_memory(name)
-        options = None if limit is None else topologies.GPU_OPTIONS
+        kind = next(run.shards.mesh.devices.flat).device_kind
+        start, limit = f"{name:{width}}  {run.shards.size:7}", topologies.gpu_memory(name)
         try:
-            memory = _analysis(run, options=options)
+            memory = _memory(run, options=None if limit is None else topologies.GPU_OPTIONS)
         except jax.errors.JaxRuntimeError as error:
             reason = str(error).partition("\n")[0]
             if not reason.startswith(_OUT_OF_MEMORY):
                 raise
-            reason = reason.removeprefix(_OUT_OF_MEMORY)
-            yield f"{start}  does not fit: {reason} ({device.device_kind})"
+            yield f"{start}  does not fit: {reason.removeprefix(_OUT_OF_MEMORY)} ({kind})"
             continue
-        yield (
-            f"{start}  {memory.arguments / _GB:15.3g}  {memory.temporaries / _GB:11.3g}  "
-            f"{memory.together / _GB:8.3g}  {device.device_kind}{_excess(memory.together, limit)}"
-        )
-
-
-def _excess(needed: float, limit: float | None) -> str:
-    """Returns a note about a program that needs more than `limit` bytes, or ""."""
-    if limit is None or needed <= limit:
-        return ""
-    return f": does not fit into the {limit / _GB:.3g} GB that JAX takes of it"
+        numbers = f"{memory.arguments / _GB:15.3g}  {memory.temporaries / _GB:11.3g}"
+        line = f"{start}  {numbers}  {memory.together / _GB:8.3g}  {kind}"
+        if limit is not None and memory.together > limit:
+            line += f": does not fit into the {limit / _GB:.3g} GB that JAX takes of it"
+        yield line
 
 
 def _countable(run: Run) -> Run:
@@ -95,18 +84,12 @@ def _of_step(run: Run) -> Iterator[str]:
     b = run.batch_size
     flops = 2 * multiply_adds(compiled_step(_countable(run)).trace(*_arguments(run)).jaxpr.jaxpr)
     yield f"a step: {b:,} images, {flops:.2e} floating-point operations; {run.steps:,} steps"
-    is_half = str(getattr(run.net, "dtype", None)).endswith("float16")
-    speeds = (
-        f"{name} {_UTILIZATION * peaks[is_half] * b / flops:,.0f} images/s"
-        for name, peaks in _DEVICES.items()
-    )
-    yield f"at {_UTILIZATION:.0%} of what the device can do at most: {', '.join(speeds)}"
 
 
 def _of_memory(run: Run) -> Iterator[str]:
     """Yields the memory of a device, and the largest batches."""
     b = run.batch_size
-    memory, double = _memory(run), _memory(run._replace(batch_size=2 * b))
+    memory, double = (_memory(run._replace(batch_size=n)).together for n in (b, 2 * b))
     platform, of_image = jax.devices()[0].platform, (double - memory) / b
     yield (
         f"memory of a device: {memory / _GB:.2f} GB, {of_image / 1e6:.1f} MB for each image of the "
@@ -131,17 +114,13 @@ class _Memory(NamedTuple):
     together: float
 
 
-def _analysis(run: Run, *, options: dict[str, Any] | None = None) -> _Memory:
+def _memory(run: Run, *, options: dict[str, Any] | None = None) -> _Memory:
     lowered = compiled_step(run).lower(*_arguments(run))
     analysis = lowered.compile(compiler_options=options).memory_analysis()
     assert analysis is not None  # every backend of JAX reports it
     arguments, temporaries = analysis.argument_size_in_bytes, analysis.temp_size_in_bytes
     results = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     return _Memory(arguments, temporaries, arguments + temporaries + results)
-
-
-def _memory(run: Run) -> float:
-    return _analysis(run).together
 
 
 def _arguments(run: Run) -> tuple[Any, ...]:

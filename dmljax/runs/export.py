@@ -1,56 +1,67 @@
-"""Embeddings of a split, written to files."""
+"""Writes files of a run for other programs: embeddings of a split, and LoRA adapters."""
 
-import functools
 import json
 import os
 import pathlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from safetensors.numpy import save
 
 from dmljax import vectors
-from dmljax.adapt import path_of
+from dmljax.adapt import path_of, trained
+from dmljax.config.registry import with_defaults
 from dmljax.data.prepare import MARKS
 from dmljax.data.splits import Split, record_name, subset
-from dmljax.files import parts, reading
-from dmljax.files.writing import atomic_writer, make_folder, tensors_digest, write_json
-from dmljax.hints import counted
+from dmljax.files import parts
+from dmljax.files.writing import atomic_writer, make_folder, tensors_digest, write_array
 from dmljax.methods.base import Inspect
+from dmljax.runs import frozen
 from dmljax.runs.folder import reopen, split_of
 from dmljax.train import optimizers
 from dmljax.train.evaluation import MAIN, Evaluator
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
+from dmljax.weights import write_adapter
+
+_LAST = "embeddings.npy"  # the file that is written last
 
 
-def export(
+class Written(NamedTuple):
+    """The folder of written embeddings, their count, and rows of NaN: no readable image."""
+
+    folder: pathlib.Path
+    count: int
+    unreadable: int
+    finished_parts: int
+
+
+def embeddings(
     workdir: str | os.PathLike,
     out: str | os.PathLike,
     *,
     split: str = "test",
     step: int | None = None,
     dtype: str = "float32",
-    chunk: int = 4096,
     synthetic: bool = False,
     prefix: int | None = None,
     shard: parts.Shard | None = None,
     overrides: Sequence[str] = (),
-) -> pathlib.Path:
-    """Writes `embeddings.npy` and `items.safetensors` into the folder `out`, and returns it.
+) -> Written:
+    """Writes `embeddings.npy` and `items.safetensors` into the folder `out`.
 
     `items.safetensors` holds the labels, and query, gallery, groups and superlabels where the split
     has them; ids and class names are JSON in its metadata. `synthetic` adds an array for each of
     the `synthetic_features` of the method, such as `z_invariant.npy` and `reconstruction.npy`, with
     one random sample for each image. `prefix` cuts the embeddings to their first numbers, see
-    `Method.prefixes`. Works through `chunk` images at a time. An interrupted export continues with
-    the same call.
+    `Method.prefixes`.
 
     With `shard`, only its rows are embedded, into `out/part-I-of-N`; processes with the other
     shards, on this host or others, write their own parts and never wait for each other: see
-    `files.parts`. The concatenated parts are bitwise equal to an export without `shard`, on the
-    same hardware and batch size.
+    `files.parts`. After a kill, the same call starts its part again. The concatenated parts are
+    bitwise equal to an export without `shard`, on the same hardware and batch size.
     """
     if dtype not in ("float32", "float16"):
         raise ValueError(f"embeddings are written as float32 or float16, not {dtype}")
@@ -67,115 +78,62 @@ def export(
         )
     vectors.check_prefix(prefix, run.method.prefixes, "the run")
     images, out = split_of(run, split), pathlib.Path(out)
-    task = {"run": str(pathlib.Path(workdir).absolute()), "split": split, "step": int(state.step)}
-    task |= {"dtype": dtype, "count": len(images), "overrides": list(overrides)}
-    task |= {"synthetic": True} if synthetic else {}
-    task |= {"prefix": prefix} if prefix is not None else {}
-    embed_fn = functools.partial(_embed, run, state, images, chunk=chunk, workdir=str(workdir))
-    if shard is not None:
-        del task["run"]  # hosts may see it under other paths
-        task["model"] = _digest(state)
-        return _export_part(embed_fn, out, shard, task)
-    make_folder(out)
-    rows = range(len(images))
-    names = embed_fn(out, rows=rows, task=task)
-    (out / parts.PROGRESS).unlink(missing_ok=True)
-    others = "".join(f", {name}.npy" for name in names if name != "embeddings")
-    print(
-        f"{out / 'embeddings.npy'}{others}: {_shown_count(out)}; items.safetensors: their labels "
-        "and names"
-    )
-    return out
-
-
-def _export_part(
-    embed_fn: Callable, out: pathlib.Path, shard: parts.Shard, task: dict[str, Any]
-) -> pathlib.Path:
-    rows = shard.rows(task["count"])
-    if shard.count > task["count"]:
-        raise ValueError(f"--shard={shard}: there are only {task['count']:,} images")
+    options: dict[str, Any] = {"dtype": dtype, "prefix": prefix, "source": str(workdir)}
+    if shard is None:
+        make_folder(out)
+        if (out / _LAST).exists():
+            raise FileExistsError(f"{out} holds {_LAST} already: choose another folder")
+        rows = range(len(images))
+        return _write(run, state, images, out, rows=rows, synthetic=synthetic, **options)
+    if shard.count > len(images):
+        raise ValueError(f"--shard={shard}: there are only {len(images):,} images")
+    task = {"split": split, "step": int(state.step), "dtype": dtype, "count": len(images)}
+    task |= {"overrides": list(overrides), "prefix": prefix, "model": _digest(state)}
     with parts.claimed(out, shard, task) as folder:
         if not parts.is_complete(folder):
-            embed_fn(folder, rows=rows, task=task)
-            parts.finish(folder, rows=rows)
-        (folder / parts.PROGRESS).unlink(missing_ok=True)
+            _write(run, state, images, folder, rows=shard.rows(len(images)), **options)
+            parts.finish(folder, rows=shard.rows(len(images)))
     finished = len(parts.state(out)["folders"])
-    print(f"{folder}: {_shown_count(folder)}; {finished:,} of {shard.count:,} parts are complete")
-    return folder
+    return _written(folder)._replace(finished_parts=finished)
 
 
-def _shown_count(folder: pathlib.Path) -> str:
-    """Formats the count of embeddings in a folder, and of rows without one."""
-    is_missing = np.isnan(np.load(folder / "embeddings.npy", mmap_mode="r")[:, 0])
-    missing = int(is_missing.sum())
-    text = f"{len(is_missing) - missing:,} embeddings"
-    return f"{text}, {counted(missing, 'NaN row')} (no readable image)" if missing else text
-
-
-def _embed(
+def _write(
     run: Run,
     state: TrainState,
     images: Split,
     out: pathlib.Path,
     *,
     rows: range,
-    task: dict[str, Any],
-    chunk: int,
-    workdir: str,
-) -> list[str]:
-    """Writes the arrays of these rows, continuing an interrupted call; returns their names.
-
-    `progress.json` stays, so that the caller deletes it when everything else is written.
-    """
-    from safetensors.numpy import save
-
-    progress_file = out / parts.PROGRESS
-    done = 0
-    if progress_file.exists():
-        progress = reading.json_file(progress_file)
-        if {k: progress.get(k) for k in task} != task:
-            raise ValueError(
-                f"{out} holds an unfinished export of {progress}: finish that, or choose another "
-                "folder"
-            )
-        done = progress["done"]
-    elif any(out.iterdir()):
-        raise FileExistsError(f"{out} is not empty: choose another folder")
-    else:
-        write_json(progress_file, {**task, "done": 0})
-    evaluator = Evaluator(run)
-    synthetic = task.get("synthetic", False)
-    arrays: dict[str, np.memmap] = {}
-    while done < len(rows):
-        stop = min(done + chunk, len(rows))
-        part = subset(images, np.arange(rows[done], rows[stop - 1] + 1))
-        values = {"embeddings": evaluator.embeddings(state, part)[MAIN]}
-        if "prefix" in task:
-            values["embeddings"] = vectors.prefix(values["embeddings"], task["prefix"])
-        if synthetic:
-            key = jax.random.fold_in(jax.random.key(run.options.seed), done)
-            values |= evaluator.synthetic_features(state, part, key=key)
-        for name, value in values.items():
-            if name not in arrays:
-                shape = (len(rows), value.shape[1])
-                mode = "r+" if done else "w+"
-                arrays[name] = np.lib.format.open_memmap(
-                    out / f"{name}.npy", mode=mode, dtype=task["dtype"], shape=shape
-                )
-            arrays[name][done:stop] = value
-            arrays[name].flush()
-        done = stop
-        write_json(progress_file, {**task, "done": done})
+    dtype: str,
+    prefix: int | None,
+    source: str,
+    synthetic: bool = False,
+) -> Written:
+    """Writes the arrays of these rows, each file completely or not at all."""
+    evaluator, split = Evaluator(run), subset(images, np.arange(rows.start, rows.stop))
+    arrays = {"embeddings": evaluator.embeddings(state, split)[MAIN]}
+    if prefix is not None:
+        arrays["embeddings"] = vectors.prefix(arrays["embeddings"], prefix)
+    if synthetic:
+        key = jax.random.fold_in(jax.random.key(run.options.seed), 0)
+        arrays |= evaluator.synthetic_features(state, split, key=key)
     # Names of all classes, so that labels of all parts mean the same.
     ids = [record_name(images.records, i) for i in rows]
-    metadata = {"ids": json.dumps(ids), "classes": json.dumps(images.names), "run": workdir}
+    metadata = {"ids": json.dumps(ids), "classes": json.dumps(images.names), "run": source}
     columns = {name: getattr(images, name) for name in ("labels", *MARKS)}
-    selected = slice(rows.start, rows.stop)
-    items = {k: np.ascontiguousarray(v[selected]) for k, v in columns.items() if v is not None}
+    items = {k: v[rows.start : rows.stop].copy() for k, v in columns.items() if v is not None}
     # `save_file` of safetensors would let nobody else read the file.
     with atomic_writer(out / "items.safetensors", "wb") as file:
         file.write(save(items, metadata=metadata))
-    return list(arrays)
+    for name, array in reversed(arrays.items()):
+        write_array(out / f"{name}.npy", array.astype(dtype))
+    return _written(out)
+
+
+def _written(folder: pathlib.Path) -> Written:
+    is_missing = np.isnan(np.load(folder / _LAST, mmap_mode="r")[:, 0])
+    unreadable = int(is_missing.sum())
+    return Written(folder, len(is_missing) - unreadable, unreadable, 1)
 
 
 def _digest(state: TrainState) -> str:
@@ -183,3 +141,34 @@ def _digest(state: TrainState) -> str:
     params = optimizers.averaged(state.params, state.opt_state)
     leaves = jax.tree_util.tree_leaves_with_path((params, state.model_state))
     return tensors_digest({path_of(path): np.asarray(leaf) for path, leaf in leaves})
+
+
+def adapter(
+    workdir: str | os.PathLike,
+    out: str | os.PathLike,
+    *,
+    step: int | None = None,
+    overrides: Sequence[str] = (),
+    allow_worse: bool = False,
+) -> pathlib.Path:
+    """Writes the adapters of a run with trained=lora into the folder `out`, for the package peft.
+
+    The checkpoint is the one that the run's `select` chose, or the one of `step`. A run that is
+    worse than its backbone without training is refused unless `allow_worse`: `frozen.check`.
+    """
+    run, state = reopen(workdir, step=step, overrides=overrides)
+    spec = run.options.trained
+    is_lora = spec["name"] == trained.lora.__name__ and run.method.backbone == ("net",)
+    if run.weights is None or not is_lora:
+        raise ValueError(
+            f"--adapter: {workdir} must be a run with trained='lora' of a file of weights "
+            f"(net.weights), but trained={spec['name']!r} and net.weights={run.weights}: "
+            "leave out --adapter for a bundle"
+        )
+    evaluator = Evaluator(run)
+    test = evaluator.embeddings(state, run.test)
+    frozen.check(run, state, workdir, test, evaluator, allow_worse=allow_worse)
+    options = {name: with_defaults(spec)[name] for name in ("rank", "alpha", "rslora")}
+    params = jax.device_get(optimizers.averaged(state.params, state.opt_state))
+    write_adapter(out, params["adapters"]["net"], run.net, base=run.weights, **options)
+    return pathlib.Path(out)

@@ -6,7 +6,7 @@ import pathlib
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,20 +28,13 @@ from dmljax.train.journal import table
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
-__all__ = [
-    "check_data",
-    "claimed",
-    "describe_clustering",
-    "describe_score",
-    "embedding",
-    "evaluate",
-    "load",
-    "query_scores",
-    "reopen",
-    "score",
-    "split_of",
-    "write_scores",
-]
+__all__ = ["embedding", "evaluate", "load", "reopen"]  # the API reference shows these
+
+_DIGESTS = {
+    "data": "the data set",
+    "weights": "the file of weights",
+    "start": "the run to start from",
+}
 
 
 @contextlib.contextmanager
@@ -55,8 +48,13 @@ def claimed(
         def claim():
             try:
                 make_folder(workdir)
-                stack.enter_context(_locked(files))
+                stack.enter_context(locks.lock(files.lock))
                 _write_config(config, digests, files, overwrite)
+            except locks.Taken as owner:
+                raise ValueError(
+                    f"{workdir} is in use by {owner}: wait for it, end it, or choose another "
+                    "--workdir"
+                ) from None
             except OSError as error:
                 raise OSError(
                     f"{workdir} cannot be written: {error.strerror}. Free space on its disk, "
@@ -66,16 +64,6 @@ def claimed(
         hosts.on_process_0(claim)
         hosts.check_shared(files.config)
         yield
-
-
-def _locked(files: RunFolder) -> IO[str]:
-    """Keeps other processes out of a run folder until the returned file is closed."""
-    try:
-        return locks.lock(files.lock)
-    except locks.Taken as owner:
-        raise ValueError(
-            f"{files.path} is in use by {owner}: wait for it, end it, or choose another --workdir"
-        ) from None
 
 
 def _write_config(
@@ -89,24 +77,25 @@ def _write_config(
         steps = _ladder_steps(files)
         has_results = any(_has_results(RunFolder(path)) for path in (files.path, *steps))
         try:
-            changes = _changes(reading.config_of_run(files.path), config)
-            changes += _other_digests(files, digests)
+            changes = _changes(files, config, digests)
         except ValueError as error:  # a damaged file
             if has_results and not overwrite:
                 raise
             changes = [str(error)]
         if changes and has_results and not overwrite:
-            kind, content = (
-                ("ladder", "that ladder with all its steps") if steps else ("run", "that run")
-            )
+            kind, content = ("ladder", " with all its steps") if steps else ("run", "")
             raise ValueError(
                 f"{files.path} holds a {kind} of another config: {'; '.join(changes[:5])}. Choose "
                 f"another --workdir (with --config.start={files.path}, it starts from the weights "
-                f"of this {kind} if that is finished), or --overwrite to delete {content}"
+                f"of this {kind} if that is finished), or --overwrite to delete that {kind}"
+                f"{content}"
             )
         if changes:
             for path in (*steps, *files.results):
-                _delete(path)
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
     write_json(files.config, config, indent=2)
     write_json(files.digests, digests._asdict(), indent=2)
 
@@ -125,34 +114,20 @@ def _has_results(files: RunFolder) -> bool:
     return files.has_checkpoint or files.metrics.exists() or files.ladder.exists()
 
 
-def _changes(old_config: dict[str, Any], config: dict[str, Any]) -> list[str]:
-    """Returns the differences between two configs that can change a result."""
+def _changes(files: RunFolder, config: dict[str, Any], digests: Digests) -> list[str]:
+    """Returns the differences from the run in the folder that can change a result."""
+    old_config, old_digests = reading.config_of_run(files.path), _recorded_digests(files)
     differences = config_files.differences(essential(old_config), essential(config))
-    return [f"{path} was {old!r} and is now {new!r}" for path, old, new in differences]
-
-
-def _other_digests(files: RunFolder, digests: Digests) -> list[str]:
-    """Returns the differences from the digests of the beginning of the run."""
-    if not (old_digests := _recorded_digests(files)):
-        return []
-    titles = {"data": "the data set", "weights": "the file of weights"}
-    changes = []
-    for name, title in {**titles, "start": "the run to start from"}.items():
-        old, new = old_digests.get(name), getattr(digests, name)
+    changes = [f"{path} was {old!r} and is now {new!r}" for path, old, new in differences]
+    for name, title in _DIGESTS.items() if old_digests else ():
+        old, new = _short(old_digests.get(name)), _short(getattr(digests, name))
         if old != new:
-            changes.append(f"{title}: its digest was {_short(old)} and is now {_short(new)}")
+            changes.append(f"{title}: its digest was {old} and is now {new}")
     return changes
 
 
 def _short(digest: str | None) -> str:
     return "none" if digest is None else re.sub(r"(\b[0-9a-f]{12})[0-9a-f]+", r"\1", digest)
-
-
-def _delete(path: pathlib.Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def reopen(
@@ -198,9 +173,7 @@ def check_data(run: Run, workdir: str | os.PathLike) -> None:
 
 def _recorded_digests(files: RunFolder) -> dict[str, Any]:
     """Returns the digests of the training; {} for a folder without that file."""
-    if not files.digests.exists():
-        return {}
-    return reading.object_of_run(files.digests)
+    return reading.object_of_run(files.digests) if files.digests.exists() else {}
 
 
 def _state(run: Run, workdir: pathlib.Path, step: int | None) -> TrainState:
@@ -208,17 +181,15 @@ def _state(run: Run, workdir: pathlib.Path, step: int | None) -> TrainState:
     base = initial_state.base_of(run, digest=_recorded_digests(files).get("weights"))
     with Checkpoints(files.checkpoints, base=base, class_rows=run.class_rows) as checkpoints:
         steps = checkpoints.steps()
-        if step is None and steps and not run.selection.is_last:
-            step = checkpoints.best()
-            if step is None:
-                raise ValueError(
-                    f"{workdir}: select={run.selection.rule} chooses among evaluations, and none "
-                    f"of the checkpoints {steps} has been evaluated: name one by --step"
-                )
         if step is None:
-            step = checkpoints.newest()
-        if step is None:
+            step = checkpoints.newest() if run.selection.is_last else checkpoints.best()
+        if not steps or (step is None and run.selection.is_last):
             raise FileNotFoundError(f"{workdir} holds no checkpoint")
+        if step is None:
+            raise ValueError(
+                f"{workdir}: select={run.selection.rule} chooses among evaluations, and none "
+                f"of the checkpoints {steps} has been evaluated: name one by --step"
+            )
         if step not in steps:
             raise ValueError(f"{workdir} has the checkpoints {steps}, not {step}")
         if fault := checkpoints.fault(step):
@@ -275,11 +246,6 @@ def evaluate(
     description = describe_score(run, state, requested=step is not None)
     lines = [table(scores), f"{split} split, {len(images):,} images, {description}"]
     return scores, [*lines, *filter(None, [describe_clustering(run)])]
-
-
-def score(workdir: str | os.PathLike, **options: Any) -> dict[str, float]:
-    """Returns the scores of a checkpoint; `evaluate` explains the options."""
-    return evaluate(workdir, **options)[0]
 
 
 def split_of(run: Run, name: str) -> Split:

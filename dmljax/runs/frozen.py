@@ -9,7 +9,6 @@ import math
 import os
 import pathlib
 import shlex
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -52,40 +51,44 @@ class Against(NamedTuple):
     verdict: str
 
     def __str__(self) -> str:
-        has_no_range = self.low is None and not _is_missing(self.difference)
+        has_no_range = self.low is None and not self.is_missing
         verdict = "no range over so few classes" if has_no_range else self.verdict
-        return f"{self.name} {range_text(self.difference, self.low, self.high)}: {verdict}"
+        return f"{self.name} {self.range_text}: {verdict}"
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the scores do not exist: their difference is NaN, in JSON null."""
+        return self.difference is None or math.isnan(self.difference)
 
     @property
     def is_worse(self) -> bool:
         """Whether the run is worse by at least 0.1 points after rounding, as printed."""
-        return round(100 * self.difference, 1) < 0
+        return not self.is_missing and round(100 * self.difference, 1) < 0
 
+    @property
+    def range_text(self) -> str:
+        """The difference and its range in points: "+1.2 [+0.3, +2.1]"; "-" if it is missing."""
+        if self.is_missing:
+            return "-"
+        text = f"{100 * self.difference:+.1f}"
+        if self.low is None or self.high is None:
+            return text
+        return f"{text} [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
 
-def range_text(difference: float | None, low: float | None, high: float | None) -> str:
-    """Formats a difference of scores and its range in points: "+1.2 [+0.3, +2.1]".
-
-    Scores that do not exist give "-".
-    """
-    if difference is None or _is_missing(difference):
-        return "-"
-    text = f"{100 * difference:+.1f}"
-    if low is None or high is None:
-        return text
-    return f"{text} [{100 * low:+.1f}, {100 * high:+.1f}]"
-
-
-def _is_missing(difference: float | None) -> bool:
-    """Returns whether the scores do not exist: their difference is NaN, in JSON null."""
-    return difference is None or math.isnan(difference)
+    @property
+    def worse_text(self) -> str:
+        """By how much the run is worse."""
+        scores = self.trained, self.frozen, self.difference, self.low, self.high
+        where = f" on {_TITLES[self.split]}"
+        return comparison.worse_text(self.name, *scores, baseline="frozen", where=where)
 
 
 def evaluate(run: Run, evaluator: Evaluator, journal: Journal, workdir: pathlib.Path) -> None:
     """Evaluates the backbone on all splits, before training."""
-    score = _score_fn(run, evaluator, workdir)
+    score_fn = _score_fn(run, evaluator, workdir)
     for split, prefix in PREFIXES.items():
         if len(run.splits.get(split, ())):
-            scores = score(split)
+            scores = score_fn(split)
             folder.write_scores(scores, _folder(workdir, split))
             values = {name: _mean(run, scores, name) for name in SCORES}
             journal.evaluation(0, values, split=prefix)
@@ -99,15 +102,15 @@ def _score_fn(
 
     def score(split: str) -> QueryScores:
         embeddings = embed_fn()(run.splits[split])
-        return _scores(run, workdir, split, embeddings, step=0)
+        return folder.query_scores(run, embeddings, workdir, split=split, step=0)
 
     return score
 
 
-def read(workdir: str | os.PathLike, split: str = "test") -> QueryScores | None:
-    """Reads the scores of the frozen backbone of a run; None if none were written."""
-    folder = _folder(workdir, split)
-    return scores_file.read(folder) if RunFolder(folder).scores.exists() else None
+def _read(workdir: str | os.PathLike, split: str) -> QueryScores | None:
+    """Reads the scores of the frozen backbone of a run; returns None if none were written."""
+    path = _folder(workdir, split)
+    return scores_file.read(path) if RunFolder(path).scores.exists() else None
 
 
 def _folder(workdir: str | os.PathLike, split: str) -> pathlib.Path:
@@ -124,30 +127,23 @@ def compare(
     evaluation: Evaluation,
     *,
     step: int,
-    known: Mapping[str, QueryScores] = types.MappingProxyType({}),
+    test_scores: QueryScores | None = None,
+    score_fn: Callable[[str], QueryScores | None] = lambda split: None,
 ) -> list[Against]:
     """Compares the evaluation of a step with the frozen backbone, where the run has scored it.
 
-    `known` holds scores of queries of this step that exist already, by split.
+    `test_scores` are the scores of the test queries of this step, if they exist already.
+    `score_fn` returns the scores of the backbone on a split that the run did not write.
     """
-    rows = []
-    for split, x in _by_split(evaluation).items():
-        if (frozen := read(workdir, split)) is not None:
-            scores = known.get(split) or _scores(run, workdir, split, x, step=step)
-            rows += _against(run, scores, frozen)
+    test, rows = evaluation.test_embeddings, list[Against]()
+    by_split = {"test": None if test is None else test[MAIN], "val": evaluation.val_embeddings}
+    for split, x in by_split.items():
+        if x is None or (frozen := _read(workdir, split) or score_fn(split)) is None:
+            continue
+        scores = test_scores if split == "test" else None
+        scores = scores or folder.query_scores(run, x, workdir, split=split, step=step)
+        rows += _against(run, scores, frozen)
     return rows
-
-
-def _by_split(evaluation: Evaluation) -> dict[str, np.ndarray]:
-    test, val = evaluation.test_embeddings, evaluation.val_embeddings
-    by_split = {"test": None if test is None else test[MAIN], "val": val}
-    return {split: x for split, x in by_split.items() if x is not None}
-
-
-def _scores(
-    run: Run, workdir: str | os.PathLike, split: str, embeddings: np.ndarray, *, step: int
-) -> QueryScores:
-    return folder.query_scores(run, embeddings, workdir, split=split, step=step)
 
 
 def _against(run: Run, scores: QueryScores, frozen: QueryScores) -> list[Against]:
@@ -159,31 +155,29 @@ def _against(run: Run, scores: QueryScores, frozen: QueryScores) -> list[Against
         options: dict = {"groups": frozen.labels, "over": run.options.evaluate.average}
         low, high = metrics.interval(values, **options)
         result = metrics.compare(scores.values[name], values, **options)
+        limits = [None if np.isnan(x) else float(x) for x in (low, high, result.low, result.high)]
         rows.append(
             Against(
                 scores.split,
                 name,
-                trained=_mean(run, scores, name),
-                frozen=_mean(run, frozen, name),
-                frozen_low=_finite(low),
-                frozen_high=_finite(high),
-                difference=result.difference,
-                low=_finite(result.low),
-                high=_finite(result.high),
-                verdict=result.verdict,
+                _mean(run, scores, name),
+                _mean(run, frozen, name),
+                *limits[:2],
+                result.difference,
+                *limits[2:],
+                result.verdict,
             )
         )
     return rows
 
 
-def _finite(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
+def _by_split(rows: Sequence[Against]) -> dict[str, list[Against]]:
+    return {row.split: [r for r in rows if r.split == row.split] for row in rows}
 
 
 def sentence(rows: Sequence[Against]) -> str:
     """Returns the differences to the frozen backbone as a sentence; "" without any."""
-    by_split = {row.split: [r for r in rows if r.split == row.split] for row in rows}
-    texts = [f"on {_TITLES[split]} {'; '.join(map(str, of))}" for split, of in by_split.items()]
+    texts = [f"on {_TITLES[k]} {'; '.join(map(str, of))}" for k, of in _by_split(rows).items()]
     return f"Minus the frozen backbone {', '.join(texts)}" if texts else ""
 
 
@@ -193,22 +187,17 @@ def lines(run: Run, rows: Sequence[Against], workdir: str | os.PathLike) -> list
         return []
     text = [""]
     trained = "with head" if run.options.trained["name"] == "last" else "trained"
-    for split in dict.fromkeys(row.split for row in rows):
-        of_split = [row for row in rows if row.split == split]
+    for split, of_split in _by_split(rows).items():
         text.append(f"{_TITLES[split]:24s}" + "".join(f"{row.name:>8s}" for row in of_split))
         for title, field in (("frozen", "frozen"), (trained, "trained")):
             values = (getattr(row, field) for row in of_split)
             text.append(f"  {title:22s}" + "".join(f"{100 * value:8.1f}" for value in values))
-        text.append(
-            f"  {trained} minus frozen, {metrics.level_text()} ranges over classes: "
-            + "; ".join(map(str, of_split))
-        )
+        ranges = f"{metrics.level_text()} ranges over classes"
+        text.append(f"  {trained} minus frozen, {ranges}: {'; '.join(map(str, of_split))}")
     if (worse := _decisive(run, rows)).is_worse:
         command = f"dmljax export {shlex.quote(str(workdir))} --allow-worse --out=run.bundle"
-        text.append(
-            f"{_worse(worse)}: {bundle_advice(run.start_folder, run.weights)}, and `{command}` "
-            "makes one of this run"
-        )
+        advice = bundle_advice(run.start_folder, run.weights)
+        text.append(f"{worse.worse_text}: {advice}, and `{command}` makes one of this run")
     return text
 
 
@@ -220,19 +209,6 @@ def bundle_advice(start: str | None, weights: str | None) -> str:
     name = identify(weights) if os.path.isfile(weights) else None
     command = f"dmljax export --net={name or 'NAME'} --weights={shlex.quote(weights)}"
     return f"`{command} --out=frozen.bundle` makes a bundle of the backbone as it is"
-
-
-def _worse(row: Against) -> str:
-    return comparison.worse_text(
-        row.name,
-        row.trained,
-        row.frozen,
-        row.difference,
-        row.low,
-        row.high,
-        baseline="frozen",
-        where=f" on {_TITLES[row.split]}",
-    )
 
 
 def _decisive(run: Run, rows: Sequence[Against]) -> Against:
@@ -247,7 +223,7 @@ def check(
     run: Run,
     state: TrainState,
     workdir: str | os.PathLike,
-    evaluation: Evaluation,
+    test_embeddings: Mapping[str, np.ndarray],
     evaluator: Evaluator,
     *,
     allow_worse: bool,
@@ -258,16 +234,15 @@ def check(
     """
     if run.weights is None and run.options.start is None:
         return []
-    if evaluation.val_embeddings is None and run.held_out is not None and len(run.held_out):
-        embeddings = evaluator.embeddings(state, run.held_out)[MAIN]
-        evaluation = evaluation._replace(val_embeddings=embeddings)
-    rows: list[Against] = []
-    score = _score_fn(run, evaluator, workdir)
+    has_val = run.held_out is not None and len(run.held_out)
+    val = evaluator.embeddings(state, run.held_out)[MAIN] if has_val else None
+    evaluation = Evaluation({}, dict(test_embeddings), val)
+    score_fn = _score_fn(run, evaluator, workdir)
     try:
-        for split, x in _by_split(evaluation).items():
-            frozen = read(workdir, split) or score(split)
-            scores = _scores(run, workdir, split, x, step=int(state.step))
-            rows += _against(run, scores, frozen)
+        rows = compare(run, workdir, evaluation, step=int(state.step), score_fn=score_fn)
+        worst = _decisive(run, rows)
+        if worst.is_missing:
+            raise ValueError(f"{worst.name} is not a number")
     except (OSError, ValueError) as error:
         if allow_worse:
             return []
@@ -275,15 +250,9 @@ def check(
             f"the run cannot be compared with the backbone that it started from: {error}. To "
             "export it without this comparison: --allow-worse"
         ) from error
-    worst = _decisive(run, rows)
-    if _is_missing(worst.difference) and not allow_worse:
-        raise ValueError(
-            f"the run cannot be compared with the backbone that it started from: {worst.name} is "
-            "not a number. To export it without this comparison: --allow-worse"
-        )
     if worst.is_worse and not allow_worse:
         raise ValueError(
-            f"{_worse(worst)}. To export it all the same: --allow-worse; "
+            f"{worst.worse_text}. To export it all the same: --allow-worse; "
             f"{bundle_advice(run.start_folder, run.weights)}"
         )
     return rows

@@ -18,7 +18,6 @@ from dmljax.config.build import build, digests_of
 from dmljax.config.data import data_of
 from dmljax.config.fields import complete
 from dmljax.config.registry import options_of
-from dmljax.data.splits import Split
 from dmljax.files import result as results
 from dmljax.files.result import Result
 from dmljax.files.run_folder import RunFolder
@@ -40,13 +39,18 @@ class _Row(NamedTuple):
     """A step of the ladder; `folder` is "" for the frozen backbone, which the first run scores."""
 
     name: str
-    note: str
     folder: str
     held_out: float | None
     test: dict[str, float | None]
-    difference: str
-    minutes: float
-    is_kept: bool
+    difference: str = ""
+    minutes: float = 0.0
+    is_kept: bool = True
+    note: str = ""
+
+    @property
+    def rank(self) -> float:
+        """The score that chooses."""
+        return -math.inf if self.held_out is None else self.held_out
 
 
 def run(
@@ -55,10 +59,12 @@ def run(
     """Runs all missing steps, and returns the test scores of the step that counts."""
     workdir = pathlib.Path(workdir)
     config = complete(config)
-    base, steps, train = _parts(config)
-    images = len(train)
-    if reason := _nothing_chooses(base, len(train.names)):
-        _say(f"{reason}: the ladder has only its first step, and nothing is chosen")
+    base, steps, images, classes = _parts(config)
+    if base["held_out"] is None or classes < _FEWEST_CLASSES:
+        _say(
+            "no classes are held out (held_out=None, or fewer than 4 training classes): the "
+            "ladder has only its first step, and nothing is chosen"
+        )
         base, steps = base | _NOTHING_HELD_OUT, [steps[0] | _NOTHING_HELD_OUT]
     for step in steps:  # An error of a later step shows before the first one trains.
         build(_of_step(base, step, images))
@@ -67,21 +73,17 @@ def run(
         rows: list[_Row] = []
         for step in steps:
             rows += _climb(_of_step(base, step, images), step, rows, workdir, overwrite, source)
-        best = max(rows[1:], key=_held_out)
-        advice = frozen.bundle_advice(
-            base["start"] and base["start"]["name"], base["net"].get("weights")
-        )
+        best = max(rows[1:], key=lambda row: row.rank)
+        start, weights = base["start"] and base["start"]["name"], base["net"].get("weights")
+        advice = frozen.bundle_advice(start, weights)
 
         def finish() -> None:
             print("\n".join(_table(rows, best, advice)))
-            _write(
-                workdir,
-                rows,
-                best,
-                digests._asdict(),
-                advice,
-                has_page=base["pictures"] is not None,
-            )
+            content = {"chosen": best.folder, "rows": [row._asdict() for row in rows]}
+            _write_results(workdir, rows, best, digests._asdict())
+            write_json(RunFolder(workdir).ladder, {**content, "frozen": advice})
+            if base["pictures"] is not None:
+                _write_page(workdir, rows, best)
 
         hosts.on_process_0(finish)
     scores = results.read(workdir / best.folder).scores
@@ -96,8 +98,8 @@ def configs(config: Any) -> list[tuple[str, dict[str, Any]]]:
     config = complete(config)
     if not config["ladder"]:
         return [("", _without_ladder(config))]
-    base, steps, train = _parts(config)
-    return [(s["name"], _of_step(base, s, len(train))) for s in steps if "shares" not in s]
+    base, steps, images, _ = _parts(config)
+    return [(s["name"], _of_step(base, s, images)) for s in steps if "shares" not in s]
 
 
 def _say(line: str) -> None:
@@ -105,8 +107,11 @@ def _say(line: str) -> None:
         print(line, flush=True)
 
 
-def _parts(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]], Split]:
-    """Returns the config without its ladder, the checked steps, and all training images."""
+def _parts(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]], int, int]:
+    """Returns the config without its ladder, the checked steps, and counts of images and classes.
+
+    The counts are those of all training images, held-out classes included.
+    """
     base, steps = _without_ladder(config), [dict(step) for step in config["ladder"]]
     names = [step.get("name") for step in steps]
     if len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
@@ -117,7 +122,9 @@ def _parts(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, An
     for number, step in enumerate(steps):
         if problem := _problem(number, step):
             raise ValueError(f"ladder.{number} ({step['name']}): {problem}")
-    return base, steps, data_of(options_of(base | _NOTHING_HELD_OUT, ("dataset",)))[0].train
+    everything = {**config, **_NOTHING_HELD_OUT, "ladder": ()}
+    train = data_of(options_of(everything, ("dataset",)))[0].train
+    return base, steps, len(train), len(train.names)
 
 
 def _without_ladder(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,28 +133,16 @@ def _without_ladder(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _problem(number: int, step: Mapping[str, Any]) -> str:
     """Describes what is wrong with a step; "" if nothing is."""
-    for field in ("rates", "shares"):
-        if field in step and not isinstance(step[field], list):
-            return f"{field} must be a list of numbers, got {step[field]!r}"
-    if "shares" in step and number < 2:
-        return f"shares mix the two steps before it, and there are {number}: put it later"
-    if wrong := [share for share in step.get("shares", ()) if not 0 <= share <= 1]:
-        return f"a share must be between 0 and 1, got {wrong[0]}"
-    table = step.get("steps")
-    if isinstance(table, dict) and not (table and all(str(key).isdecimal() for key in table)):
+    rates, shares, steps = step.get("rates", []), step.get("shares", []), step.get("steps")
+    if not (isinstance(rates, list) and isinstance(shares, list)):
+        return f"rates and shares must be lists of numbers, got {rates if shares == [] else shares}"
+    if shares and (number < 2 or not all(0 <= share <= 1 for share in shares)):
+        return "shares from 0 to 1 mix the two steps before it, so two steps must come first"
+    if isinstance(steps, dict) and not (steps and all(str(key).isdecimal() for key in steps)):
         return (
-            f"the keys of steps={table} must be counts of training images, such as "
+            f"the keys of steps={steps} must be counts of training images, such as "
             "{'1': 60, '1000': '3 epochs'}"
         )
-    return ""
-
-
-def _nothing_chooses(base: Mapping[str, Any], classes: int) -> str:
-    """Describes why no held-out classes can choose a step; "" if they can."""
-    if classes < _FEWEST_CLASSES:
-        return f"{classes} training classes are too few to hold some out"
-    if base["held_out"] is None:
-        return "no classes are held out (held_out=None)"
     return ""
 
 
@@ -171,38 +166,36 @@ def _climb(
     source: str,
 ) -> list[_Row]:
     """Runs what is missing of a step; returns its row, after the first step the frozen one too."""
-    folders = [row.folder for row in rows if row.folder]
-    name, chosen = step["name"], dict[str, Any]()
+    folders = [workdir / row.folder for row in rows if row.folder]
+    name, chosen, copied = step["name"], dict[str, Any](), None
     if folders:
-        chosen = {"start": {"name": str(workdir / folders[-1])}}
+        chosen = {"start": {"name": str(folders[-1])}}
         chosen["net"] = {k: v for k, v in config["net"].items() if k != "weights"}
         # Only the first step scores the backbone. All others are compared with the same scores.
         chosen["evaluate"] = {**config["evaluate"], "frozen": False}
+        copied = RunFolder(folders[-1]).frozen
     values: Sequence[float | None] = step.get("shares") or step.get("rates") or [None]
     finished: dict[str, Result] = {}
     for value in values:
-        changes = dict(chosen)
+        changes, place = dict(chosen), name if value is None else f"{name}-{value:g}"
+        if value is not None:
+            changes["pictures"] = None
         if "shares" in step:
-            mix = {"mixed_with": str(workdir / folders[-2]), "mixed_fraction": value}
+            mix = {"mixed_with": str(folders[-2]), "mixed_fraction": value}
             changes |= {"start": {**chosen["start"], **mix}, "steps": 0}
         elif value is not None:
             changes["optimizer"] = {**config["optimizer"], "rate": value}
-        if value is not None:
-            changes["pictures"] = None
-        place = name if value is None else f"{name}-{value:g}"
-        copied = RunFolder(workdir / folders[-1]).frozen if folders else None
         finished[place] = _run({**config, **changes}, workdir / place, copied, overwrite, source)
     scores = {place: result.scores.get(f"val/{_SCORE}") for place, result in finished.items()}
     best = max(scores, key=lambda place: scores[place] or 0.0)
-    minutes = sum(result.wall_seconds for result in finished.values()) / 60
-    note = ""
+    minutes, note = sum(result.wall_seconds for result in finished.values()) / 60, ""
     if len(scores) > 1:
         kind = "share of the step before" if "shares" in step else "rate"
         tried = (f"{v:g}: {_percent(x)}" for v, x in zip(values, scores.values(), strict=True))
         note = f"{kind} {best.removeprefix(f'{name}-')} of ({', '.join(tried)})"
     first = [] if rows else [_frozen_row(finished[best])]
-    row = _row(name, note, best, finished[best], minutes, max(map(_held_out, [*rows, *first])))
-    return [*first, row]
+    row = _row(name, best, finished[best], max(x.rank for x in [*rows, *first]))
+    return [*first, row._replace(minutes=minutes, note=note)]
 
 
 def _run(
@@ -213,15 +206,11 @@ def _run(
     source: str,
 ) -> Result:
     """Returns the result of the run in `workdir`, which is finished or starts or continues now."""
-    files = RunFolder(workdir)
+    files, result = RunFolder(workdir), results.read_if_any(workdir)
     if copied is not None and copied.is_dir():
         hosts.on_process_0(lambda: shutil.copytree(copied, files.frozen, dirs_exist_ok=True))
-    result = results.read_if_any(workdir)
-    if (
-        result is not None
-        and result.status == "finished"
-        and result.digests == digests_of(config)._asdict()
-    ):
+    is_finished = result is not None and result.status == "finished"
+    if result is not None and is_finished and result.digests == digests_of(config)._asdict():
         return result
     _say(f"\n== {workdir.name}")
     if result is None or overwrite:  # Otherwise the run in `workdir` may be refused.
@@ -230,29 +219,24 @@ def _run(
     return results.read(workdir)
 
 
-def _held_out(row: _Row) -> float:
-    return -math.inf if row.held_out is None else row.held_out
-
-
 def _frozen_row(result: Result) -> _Row:
-    scores = result.scores
-    test = {name: scores.get(f"frozen/{name}") for name in frozen.SCORES}
-    return _Row("frozen", "", "", scores.get(f"frozen_val/{_SCORE}"), test, "", 0.0, True)
+    test = {name: result.scores.get(f"frozen/{name}") for name in frozen.SCORES}
+    return _Row("frozen", "", result.scores.get(f"frozen_val/{_SCORE}"), test)
 
 
-def _row(name: str, note: str, place: str, result: Result, minutes: float, best: float) -> _Row:
+def _row(name: str, place: str, result: Result, best: float) -> _Row:
     """Returns the row of a run; `best` is the highest held-out score before it."""
     held_out = result.scores.get(f"val/{_SCORE}")
     test = {score: result.scores.get(f"test/{score}") for score in frozen.SCORES}
     against = [frozen.Against(**row) for row in result.against_frozen]
     against = [row for row in against if (row.split, row.name) == ("test", _SCORE)]
-    difference = "".join(frozen.range_text(x.difference, x.low, x.high) for x in against)
     if held_out is not None:
         is_kept = held_out > best
     else:  # `dmljax export` compares it with the frozen backbone on the test split.
-        is_worse = any(row.difference is None or row.is_worse for row in against)
+        is_worse = any(row.is_missing or row.is_worse for row in against)
         is_kept = f"val/{_SCORE}" not in result.scores and not is_worse
-    return _Row(name, note, place, held_out, test, difference, minutes, is_kept)
+    difference = "".join(row.range_text for row in against)
+    return _Row(name, place, held_out, test, difference, is_kept=is_kept)
 
 
 def _percent(value: float | None) -> str:
@@ -266,60 +250,49 @@ def _table(rows: Sequence[_Row], best: _Row, advice: str) -> Iterator[str]:
     yield f"{'':8s}{'held-out':>10s}{titles}{'minus frozen':>22s}{'minutes':>9s}"
     for row in rows:
         kept = "" if not row.folder else "kept" if row.is_kept else "not kept"
+        values = "".join(f"{_percent(value):>12s}" for value in row.test.values())
         yield (
-            f"{row.name:8s}{_percent(row.held_out):>10s}"
-            + "".join(f"{_percent(value):>12s}" for value in row.test.values())
-            + f"{row.difference:>22s}{row.minutes:9.1f}  {kept}"
-            + (f"; {row.note}" if row.note else "")
+            f"{row.name:8s}{_percent(row.held_out):>10s}{values}{row.difference:>22s}"
+            f"{row.minutes:9.1f}  {kept}{f'; {row.note}' if row.note else ''}"
         )
     range_ = f"test {_SCORE}, {level_text()} range"
     yield f"held-out: {_SCORE} of the classes that choose; minus frozen: {range_}"
-    if best.held_out is None:
-        yield (
-            f"no classes are held out, so nothing chooses: `dmljax export` takes {best.name}"
-            if best.is_kept
-            else f"{best.name} is worse than the frozen backbone on the test split: {advice}"
-        )
-    elif best.is_kept:
-        yield f"{best.name} is the best on held-out classes, and is what `dmljax export` takes"
+    split = "on the test split" if best.held_out is None else "on held-out classes"
+    if not best.is_kept:
+        yield f"nothing is better than the frozen backbone {split}: {advice}"
+    elif best.held_out is None:
+        yield f"no classes are held out, so nothing chooses: `dmljax export` takes {best.name}"
     else:
-        yield f"nothing is better than the frozen backbone on held-out classes: {advice}"
+        yield f"{best.name} is the best {split}, and is what `dmljax export` takes"
 
 
-def _write(
-    workdir: pathlib.Path,
-    rows: Sequence[_Row],
-    best: _Row,
-    digests: dict[str, str | None],
-    advice: str,
-    *,
-    has_page: bool,
+def _write_results(
+    workdir: pathlib.Path, rows: Sequence[_Row], best: _Row, digests: dict[str, str | None]
 ) -> None:
-    """Writes result, scores, `ladder.json` and the page into the folder of the ladder."""
-    files, of_best = RunFolder(workdir), RunFolder(workdir / best.folder)
-    seconds = 60 * sum(row.minutes for row in rows)
-    result = results.read(of_best.path)
+    """Writes result and scores of the best step into the folder of the ladder."""
+    result, seconds = results.read(workdir / best.folder), 60 * sum(row.minutes for row in rows)
     results.write(workdir, result._replace(wall_seconds=seconds, digests=digests))
-    shutil.copyfile(of_best.scores, files.scores)
-    content = {"chosen": best.folder, "rows": [row._asdict() for row in rows], "frozen": advice}
-    write_json(files.ladder, content)
-    # The page of the best step with a comparison of all, best first.
-    first = RunFolder(workdir / rows[1].folder)
-    places = {row.name: workdir / row.folder if row.folder else first.frozen for row in rows}
-    places = {name: path for name, path in places.items() if RunFolder(path).scores.exists()}
-    ordered = sorted((r for r in rows if r.name in places), key=lambda row: row is not best)
-    if not has_page or len(ordered) < 2:
+    shutil.copyfile(RunFolder(workdir / best.folder).scores, RunFolder(workdir).scores)
+
+
+def _write_page(workdir: pathlib.Path, rows: Sequence[_Row], best: _Row) -> None:
+    """Writes the page of the best step with a comparison of all, best first."""
+    first = workdir / rows[1].folder
+    places = {r.name: workdir / r.folder if r.folder else RunFolder(first).frozen for r in rows}
+    ordered = [row for row in rows if RunFolder(places[row.name]).scores.exists()]
+    ordered.sort(key=lambda row: row is not best)
+    if len(ordered) < 2:
         return
-    if not of_best.page.exists():
-        run_page.write_again(of_best.path)
+    if not RunFolder(places[best.name]).page.exists():
+        run_page.write_again(places[best.name])
     places = {row.name: places[row.name] for row in ordered}
     scores = {name: scores_file.read(path) for name, path in places.items()}
-    facts = compare_page.facts_of(
+    content = compare_page.facts_of(
         places,
-        result=comparison.compare_runs(scores, average=results.read(first.path).average),
+        result=comparison.compare_runs(scores, average=results.read(first).average),
         fields=[
             ["minutes", *(f"{row.minutes:.1f}" for row in ordered)],
             [f"held-out {_SCORE}", *(_percent(row.held_out) for row in ordered)],
         ],
     )
-    print(f"report: {page.write(facts, files.page)}")
+    print(f"report: {page.write(content, RunFolder(workdir).page)}")

@@ -23,7 +23,6 @@ from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
-FILE = page.FILE
 # The page looks for copies of test images among this many training images. At the end of a run it
 # embeds no more images than the run has trained on in a twentieth of its steps. A forward pass
 # takes a third of a step, so this adds about 2 % to the time of the run.
@@ -43,13 +42,14 @@ def write(
 
     An error is logged as a warning, and the run continues.
     """
+    assert evaluation.test_embeddings is not None
+    most = min(_MOST_TRAINING, run.steps * run.batch_size // _TRAINED_DIVISOR)
     try:
-        most = min(_MOST_TRAINING, run.steps * run.batch_size // _TRAINED_DIVISOR)
         training_fn = functools.partial(_training, run, state, evaluator, most=most)
-        content = facts_of(run, state, evaluation, workdir, scores, training_fn=training_fn)
-        page.write(content, workdir / FILE)
+        content = _facts(run, state, evaluation.test_embeddings, workdir, scores, training_fn)
+        page.write(content, workdir / page.FILE)
     except Exception as error:
-        logging.warning("%s was not written: %s: %s", FILE, type(error).__name__, error)
+        logging.warning("%s was not written: %s: %s", page.FILE, type(error).__name__, error)
         return False
     return True
 
@@ -59,7 +59,7 @@ def write_again(
 ) -> pathlib.Path:
     """Embeds the test split of a run again, and writes its page."""
     content = facts_again(workdir, step=step, overrides=overrides)
-    return page.write(content, pathlib.Path(workdir) / FILE)
+    return page.write(content, pathlib.Path(workdir) / page.FILE)
 
 
 def facts_again(
@@ -85,56 +85,37 @@ def facts_again(
     if step is None:
         run_folder.write_scores(scores, workdir)
     training_fn = functools.partial(_training, run, state, evaluator, most=_MOST_TRAINING)
-    return facts_of(
-        run,
-        state,
-        Evaluation({}, embeddings),
-        workdir,
-        scores,
-        training_fn=training_fn,
-        pictures=pictures,
-    )
+    return _facts(run, state, embeddings, workdir, scores, training_fn, pictures=pictures)
 
 
-def facts_of(
+def _facts(
     run: Run,
     state: TrainState,
-    evaluation: Evaluation,
+    embeddings: Mapping[str, np.ndarray],
     workdir: pathlib.Path,
-    query_scores: QueryScores | None = None,
+    query_scores: QueryScores,
+    training_fn: Callable[[], Mapping[str, Any] | None],
     *,
-    training_fn: Callable[[], Mapping[str, Any] | None] | None = None,
     pictures: bool = True,
 ) -> facts.Facts:
-    """Returns the facts of a run at the state `state`. `evaluation` holds the test embeddings.
-
-    `facts.make` explains the last three arguments. Missing sections are warnings.
-    """
-    test, embeddings = run.test, evaluation.test_embeddings
-    assert embeddings is not None
-    step = int(state.step)
-    files = run_facts.read(workdir)
+    """Returns the facts of a run at the state `state`; `embeddings` are those of the test split."""
+    test, step, files = run.test, int(state.step), run_facts.read(workdir)
     least_side = run.eval_transform_fn.least_side
     reader = Reader(images_of(test), cache=False, least_side=least_side)
-    inside_fn = None
-    if run.method.inspect is not None:
-        as_evaluated = Reader(test, least_side=least_side)
-        inside_fn = functools.partial(_views, run, state, embeddings, as_evaluated)
-    scores: Mapping[str, Mapping[str, float]] = files.scores_at(step)
     result = files.result
     rows = result.against_frozen if result and result.chosen and result.chosen.step == step else ()
     against = frozen.sentence([frozen.Against(**row) for row in rows])
-    content = facts.make(
+    return facts.make(
         embeddings[MAIN],
         test,
         title=files.name,
         files=short_names(test),
         read_fn=lambda item: reader(int(item)),
-        scores=scores or None,
+        scores=files.scores_at(step) or None,
         query_scores=query_scores,
         average=run.options.evaluate.average,
         are_classes_new=not set(test.names) & set(run.train.names),
-        inside_fn=inside_fn,
+        inside_fn=functools.partial(_views, run, state, embeddings) if run.method.inspect else None,
         training_fn=training_fn,
         fields={
             "rule": ". ".join(filter(None, (run_folder.describe_score(run, state), against))),
@@ -147,9 +128,6 @@ def facts_of(
         pictures=pictures,
         devices=run.shards.mesh.local_devices,
     )
-    for fault in content.faults:
-        logging.warning("a section of the page is missing (%s): %s", fault.section, fault.message)
-    return content
 
 
 def _training(
@@ -186,45 +164,33 @@ def short_names(split: Split) -> list[str] | None:
 
 
 def _views(
-    run: Run,
-    state: TrainState,
-    embeddings: Mapping[str, np.ndarray],
-    reader: Reader,
-    readable: np.ndarray,
+    run: Run, state: TrainState, embeddings: Mapping[str, np.ndarray], readable: np.ndarray
 ) -> list[dict[str, Any]]:
     """Returns views of the inside of the method, for a few readable test images."""
+    reader = Reader(run.test, least_side=run.eval_transform_fn.least_side)
     rng = np.random.default_rng(0)
-
-    def images_of(rows: np.ndarray) -> np.ndarray:
-        return np.stack([run.eval_transform_fn(reader(int(row)), rng) for row in rows])
-
-    return inside.views(
-        labels=run.test.labels,
-        parts={name: x for name, x in embeddings.items() if name != MAIN},
-        inspect_fns=_inspect_fns(run, state),
-        read_fn=images_of,
-        rows=readable,
-    )
-
-
-def _inspect_fns(run: Run, state: TrainState) -> dict[str, Callable]:
-    """Returns the functions of `Inspect` that a method has, as functions of uint8 images."""
     # This process alone draws, on one device.
     params, model_state = jax.device_get(
         (optimizers.averaged(state.params, state.opt_state), state.model_state)
     )
 
-    def bound(inspect_fn: Callable) -> Callable:
+    def images_of_rows(rows: np.ndarray) -> np.ndarray:
+        return np.stack([run.eval_transform_fn(reader(int(row)), rng) for row in rows])
+
+    def bound(kind: str, inspect_fn: Callable) -> Callable:
+        options = {"key": jax.random.key(run.options.seed)} if kind == "synthetic_features" else {}
+
         def call(images):
             images = run.normalize_fn(jax.numpy.asarray(images))
-            return jax.device_get(jax.jit(inspect_fn)(params, model_state, images))
+            return jax.device_get(jax.jit(inspect_fn)(params, model_state, images, **options))
 
         return call
 
-    inspect_fns = (run.method.inspect or Inspect())._asdict()
-    functions = {kind: fn for kind, fn in inspect_fns.items() if fn is not None}
-    if "synthetic_features" in functions:
-        functions["synthetic_features"] = functools.partial(
-            functions["synthetic_features"], key=jax.random.key(run.options.seed)
-        )
-    return {kind: bound(function) for kind, function in functions.items()}
+    functions = {k: fn for k, fn in (run.method.inspect or Inspect())._asdict().items() if fn}
+    return inside.views(
+        labels=run.test.labels,
+        parts={name: x for name, x in embeddings.items() if name != MAIN},
+        inspect_fns={kind: bound(kind, fn) for kind, fn in functions.items()},
+        read_fn=images_of_rows,
+        rows=readable,
+    )

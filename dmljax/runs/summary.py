@@ -15,7 +15,6 @@ from dmljax.hints import counted
 from dmljax.nets.layers import impl
 from dmljax.report import pictures
 from dmljax.report.scores_file import QueryScores
-from dmljax.runs import stuck as stuck_lib
 from dmljax.runs.folder import describe_clustering, describe_score
 from dmljax.train import initial_state
 from dmljax.train.devices import describe_determinism
@@ -25,6 +24,7 @@ from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
 _LAST = "the last step was chosen (select=last)"
+_EASY = 0.9  # Where raw pixels have this R@1, a net that has learned can be below them.
 
 
 def header(run: Run, state: TrainState) -> list[str]:
@@ -35,39 +35,33 @@ def header(run: Run, state: TrainState) -> list[str]:
         learned = sum(x.size for keys, x in leaves if path_of(keys) not in run.frozen)
         parameters += f", {learned:,} of them learn (trained={run.options.trained['name']})"
     platform = jax.devices()[0].platform
-    devices = f"{run.shards.size} {platform} device{'s' if run.shards.size > 1 else ''}"
-    convolutions = impl.describe(getattr(run.net, "impl", "auto"), platform)
     splits = [_counts(run.train, "training image", "class")]
     if run.held_out is not None:
         splits.append(_held_out(run, run.held_out))
     splits.append(_counts(run.test, "test image", "class"))
-    line = (
-        f"{run.options.dataset['name']}: {', '.join(splits)}; {parameters}, "
-        f"pretraining: {run.pretraining()}; images: {run.transform_fn.title} for training, "
-        f"{run.eval_transform_fn.title} for evaluation, {run.normalization}; "
-        f"batches of {run.batch_size} on {devices}; {convolutions}"
-    )
-    if workers := run.workers(run.train, is_endless=True):
-        line += f"; images are read by {counted(workers, 'process')}"
-    if run.attention_note:
-        line += f"; {run.attention_note}"
-    if run.options.runtime.deterministic:
-        line += f"; {describe_determinism(platform)}"
-    if run.sampler_note:
-        line += f"; {run.sampler_note}"
-    if run.neighbor_steps:
-        searches = counted(len(run.neighbor_steps), "time")
-        line += f"; the nearest classes are searched {searches}"
+    workers = run.workers(run.train, is_endless=True)
+    searches = counted(len(run.neighbor_steps), "time")
+    images = f"{run.transform_fn.title} for training, {run.eval_transform_fn.title} for evaluation"
+    notes = [
+        f"{run.options.dataset['name']}: {', '.join(splits)}",
+        f"{parameters}, pretraining: {run.pretraining()}",
+        f"images: {images}, {run.normalization}",
+        f"batches of {run.batch_size} on {counted(run.shards.size, f'{platform} device')}",
+        impl.describe(getattr(run.net, "impl", "auto"), platform),
+        f"images are read by {counted(workers, 'process')}" if workers else "",
+        run.attention_note,
+        describe_determinism(platform) if run.options.runtime.deterministic else "",
+        run.sampler_note,
+        f"the nearest classes are searched {searches}" if run.neighbor_steps else "",
+    ]
+    line = "; ".join(filter(None, notes))
     if start_step := int(state.step):
         return [f"{line}; continuing from step {start_step}"]
-    hint = (
-        None
-        if run.weights or run.options.start
-        else initial_state.missing_weights_note(
-            run.options.net["name"], run.options.dataset["name"]
-        )
-    )
-    return [*([hint] if hint else []), line, *([run.input_note] if run.input_note else [])]
+    hint = None
+    if not (run.weights or run.options.start):
+        names = run.options.net["name"], run.options.dataset["name"]
+        hint = initial_state.missing_weights_note(*names)
+    return [x for x in (hint, line, run.input_note) if x]
 
 
 def _counts(split: Split, image: str, label: str) -> str:
@@ -96,19 +90,24 @@ def footer(run: Run, state: TrainState, evaluation: Evaluation, choice: Chosen) 
     return lines
 
 
-def stuck(run: Run, evaluation: Evaluation, workdir: pathlib.Path) -> str | None:
-    """Returns a warning if the run has learned nothing so far, or None."""
-    if jax.process_index():
-        return None
-    split = run.splits.get(run.selection.split, run.test)
+def below_pixels(run: Run, step: int, workdir: pathlib.Path) -> str | None:
+    """Returns a warning if R@1 is not above that of raw pixels after half of the steps, or None.
+
+    The loss of such a run may fall nevertheless, above all with proxies of very many classes.
+    """
     rows = read(RunFolder(workdir).metrics)
-    key, images = run.selection.key, len(split)
-    if line := stuck_lib.warning(rows, key=key, images=images, steps=run.steps):
-        return line
-    if evaluation.test_embeddings is None:
+    pixels = next((row["raw/R@1"] for row in rows if "raw/R@1" in row), None)
+    scores = [row["test/R@1"] for row in rows if "test/R@1" in row and row["step"]]
+    is_late = 2 * step >= run.steps
+    if pixels is None or pixels >= _EASY or not scores or not is_late or max(scores) > pixels:
         return None
-    dim = evaluation.test_embeddings[MAIN].shape[1]
-    return stuck_lib.below_pixels(rows, dim=dim, images=len(run.test), steps=run.steps)
+    return (
+        f"warning: after {step:,} of {run.steps:,} steps the best test/R@1 is "
+        f"{100 * max(scores):.1f}, and R@1 of raw pixels is {100 * pixels:.1f}: the net has "
+        "learned little that helps on these classes. Try another optimizer.rate, another loss, or "
+        "with proxies a higher rate for them (optimizer.groups: path '^proxies'): "
+        "docs/choosing.md"
+    )
 
 
 def intervals(scores: QueryScores, average: str = "queries") -> str:
@@ -119,35 +118,30 @@ def intervals(scores: QueryScores, average: str = "queries") -> str:
         if not np.isnan(low):
             ranges.append(f"{name} {100 * low:.1f} to {100 * high:.1f}")
     note = metrics.interval_note(scores.labels[scores.first > 0])
-    texts = [", ".join(ranges), note and f"({note})" if ranges else note]
+    text = " ".join(filter(None, [", ".join(ranges), note and f"({note})" if ranges else note]))
     averaged = ", of means over classes" if average == "classes" else ""
-    text = " ".join(filter(None, texts))
     return f"{metrics.level_text()} ranges over test classes{averaged}: {text}"
 
 
 def choice(run: Run, step: int, rows: list[dict]) -> Chosen:
     """Returns the chosen step and the reason. `rows` are the lines of `metrics.jsonl`."""
-    selection = run.selection
-    key = selection.key
+    selection, key = run.selection, run.selection.key
     scores = {row["step"]: row[key] for row in rows if key in row and row["step"]}
-    best = first_best(scores) if scores else step
-    last = max(scores, default=step)
+    best, last = first_best(scores) or step, max(scores, default=step)
     uses_test = selection.split == "test" and bool(run.reload_steps or not selection.is_last)
+    percent = {step: f"{100 * score:.1f}" for step, score in scores.items()}
     if selection.is_last:
         sentence = _LAST
         if scores and scores[best] > scores[last]:
             sentence += (
-                f", but {key} was higher at step {best}: {100 * scores[best]:.1f}, now "
-                f"{100 * scores[last]:.1f}. To choose the step on held-out classes: "
-                "--config.held_out=0.2 --config.select=val"
+                f", but {key} was higher at step {best}: {percent[best]}, now {percent[last]}. To "
+                "choose the step on held-out classes: --config.held_out=0.2 --config.select=val"
             )
         return Chosen(step, None, None, 1, sentence, uses_test)
     sentence = f"step {step} was chosen by {key}"
     if len(scores) > 1:
-        sentence += (
-            f": {100 * scores[best]:.1f} is the highest of {len(scores)} evaluations (step {last}: "
-            f"{100 * scores[last]:.1f})"
-        )
+        count = f"{len(scores)} evaluations (step {last}: {percent[last]})"
+        sentence += f": {percent[best]} is the highest of {count}"
     return Chosen(step, selection.score, selection.split, len(scores), sentence, uses_test)
 
 

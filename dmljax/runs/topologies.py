@@ -4,7 +4,6 @@ TPUs are described by libtpu, and have their names in JAX, such as `v5e:2x4`. GP
 here, and compiled for by JAX's plugin for CUDA: `h100:8` is a host of 8 GPUs, `h100:4x8` are four.
 """
 
-import importlib.metadata
 import math
 import re
 from typing import NamedTuple
@@ -12,9 +11,7 @@ from typing import NamedTuple
 import jax
 from jax.experimental.topologies import get_topology_desc
 
-__all__ = ["GPU_OPTIONS", "devices", "gpu_memory"]
-
-_EXAMPLES = "v5e:2x4, v6e:8x8 or v5p:2x2x2"
+_EXAMPLES = "v5e:2x4, v5p:2x2x2 or h100:8"
 
 
 class _Gpu(NamedTuple):
@@ -51,24 +48,12 @@ GPU_OPTIONS = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 
 def devices(name: str) -> list[jax.Device]:
     """Returns the devices of a topology; raises for an unknown name or a missing package."""
+    kind, _, counts = name.partition(":")
     if not name:  # for which libtpu takes a TPU of its choice
-        raise ValueError(f"--topology has an empty name: take names such as {_EXAMPLES}, or h100:8")
-    return _tpus(name) if (gpu := _gpu(name)) is None else _gpus(name, gpu)
-
-
-def gpu_memory(name: str) -> float | None:
-    """Returns the bytes that a program may take of a GPU; None for TPUs, where libtpu checks it."""
-    gpu = _gpu(name)
-    return None if gpu is None else _MEMORY_SHARE * gpu.memory
-
-
-def _gpu(name: str) -> _Gpu | None:
-    return _GPUS.get(name.partition(":")[0].lower())
-
-
-def _gpus(name: str, gpu: _Gpu) -> list[jax.Device]:
-    kind, _, count = name.partition(":")
-    match = re.fullmatch(r"(?:([1-9]\d{0,3})x)?([1-9]\d{0,3})", count)
+        raise ValueError(f"--topology has an empty name: take names such as {_EXAMPLES}")
+    if kind.lower() not in _GPUS:
+        return _tpus(name)
+    match = re.fullmatch(r"(?:([1-9]\d{0,3})x)?([1-9]\d{0,3})", counts)
     if match is None:
         raise ValueError(
             f"--topology={name}: say how many GPUs a host has, such as {kind}:8, or {kind}:4x8 for "
@@ -76,17 +61,40 @@ def _gpus(name: str, gpu: _Gpu) -> list[jax.Device]:
         )
     # Otherwise JAX looks for a GPU when it loads the plugin, and leaves the plugin out without one.
     jax.config.update("jax_platforms", "cpu")
+    shape, target = f"1x{match[1] or 1}x{match[2]}", _target(_GPUS[kind.lower()])
     try:
-        topology = get_topology_desc(
-            "", "cuda", target_config=_target(gpu), topology=f"1x{match[1] or 1}x{match[2]}"
-        )
+        return list(get_topology_desc("", "cuda", target_config=target, topology=shape).devices)
     except NotImplementedError as error:
         version = jax.__version__
         raise ValueError(
             f"--topology={name}: JAX's plugin for CUDA is not installed. It needs no GPU: "
             f"pip install --no-deps jax-cuda13-plugin=={version} jax-cuda13-pjrt=={version}"
         ) from error
-    return list(topology.devices)
+
+
+def gpu_memory(name: str) -> float | None:
+    """Returns the bytes that a program may take of a GPU; None for TPUs, where libtpu checks it."""
+    gpu = _GPUS.get(name.partition(":")[0].lower())
+    return None if gpu is None else _MEMORY_SHARE * gpu.memory
+
+
+def _tpus(name: str) -> list[jax.Device]:
+    try:
+        return list(get_topology_desc(name, "tpu", **_hosts(name)).devices)
+    except RuntimeError as error:  # also of XLA
+        raise ValueError(
+            f"--topology={name}: take TPUs such as {_EXAMPLES} or GPUs ({', '.join(_GPUS)}), and "
+            f"for TPUs install libtpu, which needs no TPU: pip install 'dmljax[tpu]' "
+            f"({str(error).splitlines()[0]})"
+        ) from error
+
+
+def _hosts(name: str) -> dict[str, list[int]]:
+    """Returns options for a host with fewer than the usual 2 x 2 chips."""
+    match = re.search(r":([1-9]\d*(?:x[1-9]\d*){1,2})$", name)
+    sides = [int(side) for side in match[1].split("x")] if match else []
+    host = [min(side, 2) for side in sides[:2]]
+    return {"chips_per_host_bounds": [*host, 1]} if sides and math.prod(host) < 4 else {}
 
 
 def _target(gpu: _Gpu) -> str:
@@ -108,39 +116,3 @@ def _target(gpu: _Gpu) -> str:
         platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }}
         device_description_str: "{gpu.title}"
     """
-
-
-def _tpus(name: str) -> list[jax.Device]:
-    try:
-        return list(get_topology_desc(name, "tpu", **_hosts(name)).devices)
-    except jax.errors.JaxRuntimeError as error:
-        reason = str(error).splitlines()[0]
-        if "lockfile" in reason:
-            reason = "another process has loaded libtpu; set ALLOW_MULTIPLE_LIBTPU_LOAD=1"
-            raise ValueError(f"--topology={name}: {reason}") from error
-        raise ValueError(
-            f"--topology={name}: take TPUs such as {_EXAMPLES}, or {_gpu_names()}; {reason}"
-        ) from error
-    except RuntimeError as error:
-        raise ValueError(
-            f"--topology={name}: libtpu is not installed. It needs no TPU: pip install "
-            f"'{_libtpu()}', or 'dmljax[tpu]'. Or take {_gpu_names()}"
-        ) from error
-
-
-def _gpu_names() -> str:
-    return f"GPUs ({', '.join(_GPUS)}) such as h100:8"
-
-
-def _hosts(name: str) -> dict[str, list[int]]:
-    """Returns options for a host with fewer than the usual 2 x 2 chips."""
-    match = re.search(r":([1-9]\d*(?:x[1-9]\d*){1,2})$", name)
-    sides = [int(side) for side in match[1].split("x")] if match else []
-    host = [min(side, 2) for side in sides[:2]]
-    return {"chips_per_host_bounds": [*host, 1]} if sides and math.prod(host) < 4 else {}
-
-
-def _libtpu() -> str:
-    """Returns the version of libtpu that this version of JAX needs."""
-    words = (word.partition(";")[0].strip() for word in importlib.metadata.requires("jax") or ())
-    return next((word for word in words if word.startswith("libtpu")), "libtpu")

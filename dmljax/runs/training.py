@@ -4,7 +4,7 @@ import contextlib
 import os
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -136,7 +136,7 @@ def _train_and_report(
                 interrupts=interrupts,
                 report=report,
                 workdir=workdir,
-                evaluated_fn=_Observer(run, journal, workdir),
+                evaluated_fn=_observe_fn(run, journal, workdir),
                 resident=data,
             )
             if run.method.inspect is not None:  # process 0 alone draws what goes on inside
@@ -165,25 +165,23 @@ def _evaluate_untrained(
         summary.frame(run, evaluator.embeddings(state, run.test), workdir, 0)
 
 
-class _Observer:
-    """Writes the projector, a frame of the movie and at most one warning of an evaluation."""
+def _observe_fn(run: Run, journal: Journal, workdir: pathlib.Path) -> Callable:
+    """Returns a function of evaluations: projector, a frame of the movie, at most one warning."""
+    has_warned = False
 
-    def __init__(self, run: Run, journal: Journal, workdir: pathlib.Path):
-        self._run, self._journal, self._workdir = run, journal, workdir
-        self._has_warned = False
-
-    def __call__(self, step: int, evaluation: Evaluation) -> None:
-        run = self._run
+    def observe(step: int, evaluation: Evaluation) -> None:
+        nonlocal has_warned
         pictures, embeddings = run.options.pictures, evaluation.test_embeddings
         if embeddings is not None and pictures is not None and pictures.projector:
             classes = [run.test.names[label] for label in run.test.labels]
-            count = pictures.projector
-            self._journal.projector(step, embeddings[MAIN], classes, count=count)
+            journal.projector(step, embeddings[MAIN], classes, count=pictures.projector)
         if embeddings is not None and isinstance(pictures, Movie):
-            summary.frame(run, embeddings, self._workdir, step)
-        if not self._has_warned and (line := summary.stuck(run, evaluation, self._workdir)):
-            self._journal.say(line)
-            self._has_warned = True
+            summary.frame(run, embeddings, workdir, step)
+        if not has_warned and (line := summary.below_pixels(run, step, workdir)):
+            journal.say(line)
+            has_warned = True
+
+    return observe
 
 
 def _report(
@@ -196,19 +194,18 @@ def _report(
     report: results.Report,
 ) -> None:
     """Writes the last lines of a run, `result.json`, scores of queries, page and movie."""
-    choice = summary.choice(run, int(state.step), read(RunFolder(workdir).metrics))
+    files, step = RunFolder(workdir), int(state.step)
+    choice = summary.choice(run, step, read(files.metrics))
     for line in summary.footer(run, state, evaluation, choice):
         journal.say(line)
-    scores, values = None, dict(evaluation.scores)
-    rows: Sequence[frozen.Against] = ()
+    scores, values, rows = None, dict(evaluation.scores), list[frozen.Against]()
     if evaluation.test_embeddings is not None:
         embeddings = evaluation.test_embeddings[MAIN]
-        scores = folder.query_scores(run, embeddings, workdir, step=int(state.step))
+        scores = folder.query_scores(run, embeddings, workdir, step=step)
         folder.write_scores(scores, workdir)
-        journal.say(summary.intervals(scores, run.options.evaluate.average))
-        known = {"test": scores}
-        rows = frozen.compare(run, workdir, evaluation, step=int(state.step), known=known)
-        for line in frozen.lines(run, rows, workdir):
+        rows = frozen.compare(run, workdir, evaluation, step=step, test_scores=scores)
+        ranges = summary.intervals(scores, run.options.evaluate.average)
+        for line in [ranges, *frozen.lines(run, rows, workdir)]:
             journal.say(line)
         values |= {f"{frozen.PREFIXES[row.split]}/{row.name}": row.frozen for row in rows}
     against = [row._asdict() for row in rows]
@@ -217,13 +214,8 @@ def _report(
         return
     start = time.perf_counter()
     if page.write(run, state, evaluation, workdir, scores, evaluator=evaluator):
-        journal.say(f"report: {workdir / page.FILE} ({time.perf_counter() - start:.0f} s)")
+        journal.say(f"report: {files.page} ({time.perf_counter() - start:.0f} s)")
     if isinstance(movie := run.options.pictures, Movie):
-        files = RunFolder(workdir)
-        drawing.movie(
-            files.frames,
-            files.movie,
-            frame_ms=movie.frame_ms,
-            last_frame_ms=movie.last_frame_ms,
-        )
+        times = {"frame_ms": movie.frame_ms, "last_frame_ms": movie.last_frame_ms}
+        drawing.movie(files.frames, files.movie, **times)
         journal.say(f"movie: {files.movie}")

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from absl import logging
 
 from dmljax import at_hand, ops, retrieval
 from dmljax.config.method import transform_of
@@ -33,7 +32,7 @@ from dmljax.weights.preprocessing import title as normalization_title
 
 PIXELS = "raw pixels"
 _CLUSTERS = "clusters.csv"
-_PIXEL_SIDE = 16
+_PIXEL_SIDE, _BATCH_SIZE = 16, 32
 _SHOWN_SIDE = 256  # of images that are made thumbnails, or compared with others as small ones
 _MOST_CLUSTERS = 40
 _NEAR_DUPLICATES = 0.9  # the cosine from which on pixels are compared
@@ -56,13 +55,14 @@ class Row(NamedTuple):
     license: str
 
     @property
-    def width(self) -> int:
-        return self.embeddings.shape[1]
+    def is_readable(self) -> np.ndarray:
+        """Whether each image could be read."""
+        return np.isfinite(self.embeddings).all(axis=1)
 
     @property
-    def unreadable(self) -> int:
-        """The number of images that could not be read."""
-        return int((~np.isfinite(self.embeddings).all(axis=1)).sum())
+    def seconds_text(self) -> str:
+        """The time of one image."""
+        return "-" if self.seconds is None else f"{self.seconds:.3f}"
 
 
 def images_of_folder(root: str | os.PathLike) -> tuple[Split, bool]:
@@ -88,31 +88,11 @@ def images_of_folder(root: str | os.PathLike) -> tuple[Split, bool]:
     return Split(paths, np.zeros(len(paths), np.int32), ("images",)), False
 
 
-def check_out(out: str | os.PathLike) -> None:
-    """Raises if the folder holds something that `score` and `page_of_clusters` do not write."""
-    out = pathlib.Path(out)
-    if not out.is_dir():
-        return
-    known = {page.FILE, _CLUSTERS, *map(_folder_name, [*PUBLISHED, PIXELS])}
-    names = sorted(entry.name for entry in out.iterdir())
-    others = [x for x in names if x not in known and not x.startswith(".") and x[-4:] != ".tmp"]
-    if others:
-        raise ValueError(
-            f"--out={out} holds {others[0]}, which zero-shot did not write: name another folder"
-        )
-
-
-def _folder_name(row: str) -> str:
-    """Returns the name of the folder of a row."""
-    return row.replace(" ", "_")
-
-
 def embed(
     backbone: Backbone | None,
     images: Split,
     *,
     shard: parts.Shard | None = None,
-    batch_size: int = 32,
     skipped: collections.Counter[str] | None = None,
 ) -> Row | None:
     """Computes the features of all images as unit vectors; without a backbone, raw pixels.
@@ -121,24 +101,21 @@ def embed(
     computed, and the result is None. Images that cannot be read have rows of NaN. Where they are
     found, `skipped` counts them by name; a name that it already contains is not logged again.
     """
-    about: dict[str, Any]
-    if backbone is None:
-        spec = {"name": "squash_eval", "size": _PIXEL_SIDE, "scaled_decode": True}
-        about = {"net": PIXELS}
-        title, license, normalize = PIXELS, "", None
-    else:
+    name, license = PIXELS, ""
+    spec = {"name": "squash_eval", "size": _PIXEL_SIDE, "scaled_decode": True}
+    about: dict[str, Any] = {"net": PIXELS}
+    if backbone is not None:
         published = PUBLISHED[backbone.name]
+        name, license = backbone.name, str(published.license)
         spec, normalize = published.preprocessing.transform, published.preprocessing.normalize
         about = {
             "net": with_defaults(chosen("net", published.net)),
             "weights": file_digest(backbone.weights),
             "normalize": with_defaults(chosen("normalize", normalize)),
         }
-        title, license = backbone.name, str(published.license)
-    transform = chosen("eval_transform", spec)
-    transform_fn = transform_of(transform)
+    transform_fn = transform_of(chosen("eval_transform", spec))
     preprocessing = transform_fn.title
-    if normalize is not None:
+    if backbone is not None:
         preprocessing += f", {normalization_title(normalize)}"
     store = Cache(at_hand.features_folder(), about, evaluation=transform_fn)
     records: Any = store.split(images).records
@@ -146,9 +123,9 @@ def embed(
         features.compute(
             store,
             _pixels if backbone is None else _features_fn(backbone),
-            title=title,
+            title=name,
             shards=Shardings(),
-            batch_size=batch_size,
+            batch_size=_BATCH_SIZE,
             shard=shard,
             unreadable="skip",
             skipped=skipped,
@@ -158,7 +135,7 @@ def embed(
     rows = np.stack([records.rows[i] for i in range(len(images))])
     if backbone is not None:
         rows = np.asarray(ops.normalize(rows))
-    return Row(title, rows, store.seconds, preprocessing, license)
+    return Row(name, rows, store.seconds, preprocessing, license)
 
 
 def _pixels(images: jax.Array) -> jax.Array:
@@ -184,15 +161,11 @@ def score(rows: Sequence[Row], images: Split, out: str | os.PathLike) -> RunComp
 
     The row with the highest MAP@R comes first; the others are compared with it.
     """
-    out = pathlib.Path(out)
     scores = compare_page.scores_of({row.name: row.embeddings for row in rows}, images)
     ordered = sorted(rows, key=lambda row: -np.nanmean(scores[row.name].map_at_r))
-    reader, pages = Reader(images, least_side=_SHOWN_SIDE), {}
-    for row in ordered:
-        folder = out / _folder_name(row.name)
-        folder.mkdir(parents=True, exist_ok=True)
-        scores_file.write(folder, scores[row.name])
-        pages[row.name] = facts_lib.make(
+    reader = Reader(images, least_side=_SHOWN_SIDE)
+    pages = {
+        row.name: facts_lib.make(
             row.embeddings,
             images,
             title=row.name,
@@ -200,31 +173,26 @@ def score(rows: Sequence[Row], images: Split, out: str | os.PathLike) -> RunComp
             read_fn=lambda item: reader(int(item)),
             query_scores=scores[row.name],
             pictures=row is ordered[0],
-            fields={"rule": f"{row.name} without any training, on {row.preprocessing}"},
+            fields=_rule(row),
         )
-        _warn(pages[row.name])
-        page.write(pages[row.name], folder / page.FILE)
+        for row in ordered
+    }
     fields = [
-        ["width", *(f"{row.width:,}" for row in ordered)],
-        ["seconds per image", *map(seconds_text, ordered)],
+        ["width", *(f"{row.embeddings.shape[1]:,}" for row in ordered)],
+        ["seconds per image", *(row.seconds_text for row in ordered)],
         ["preprocessing", *(row.preprocessing for row in ordered)],
         ["license", *(row.license for row in ordered)],
     ]
     result = comparison.compare_runs({row.name: scores[row.name] for row in ordered})
     title = "About the backbones"
     content = compare_page.of_pages(pages, result, fields=fields, fields_title=title)
-    page.write(content, out / page.FILE)
+    make_folder(out)
+    page.write(content, pathlib.Path(out) / page.FILE)
     return result
 
 
-def seconds_text(row: Row) -> str:
-    """Returns the time of one image as text."""
-    return "-" if row.seconds is None else f"{row.seconds:.3f}"
-
-
-def _warn(content: facts_lib.Facts) -> None:
-    for fault in content.faults:
-        logging.warning("a section of the page is missing (%s): %s", fault.section, fault.message)
+def _rule(row: Row) -> dict[str, str]:
+    return {"rule": f"{row.name} without any training, on {row.preprocessing}"}
 
 
 def page_of_clusters(row: Row, images: Split, out: str | os.PathLike) -> tuple[int, int]:
@@ -235,7 +203,7 @@ def page_of_clusters(row: Row, images: Split, out: str | os.PathLike) -> tuple[i
     """
     out = pathlib.Path(out)
     make_folder(out)
-    readable = np.isfinite(row.embeddings).all(axis=1)
+    readable = row.is_readable
     points = row.embeddings[readable]
     k = int(np.clip(round(np.sqrt(len(points) / 2)), 1, _MOST_CLUSTERS))
     clusters = np.asarray(retrieval.kmeans(points, k=k, trials=None).assignment)
@@ -253,22 +221,26 @@ def page_of_clusters(row: Row, images: Split, out: str | os.PathLike) -> tuple[i
         files=files,
         read_fn=lambda item: reader(int(item)),
         query_scores=scores_file.unscored(row.embeddings, split),
-        fields={"rule": f"{row.name} without any training, on {row.preprocessing}"},
+        fields=_rule(row),
     )
-    _warn(content)
-    duplicates = _near_duplicates(row.embeddings, readable, reader)
+    pairs = findings.near_duplicates(
+        row.embeddings,
+        np.arange(len(images)),  # of any two clusters, and within one
+        threshold=_NEAR_DUPLICATES,
+        gray_fn=diagnosis.gray_copies(reader),
+    )
+    duplicates = [
+        {"a": int(a), "b": int(b), "similarity": float(similarity)}
+        for a, b, similarity in zip(*pairs, strict=True)
+    ]
+    note = "Mutual nearest neighbors with almost the same pixels."
     content = dataclasses.replace(
         content,
         headline=f"{k} clusters, {len(duplicates)} near duplicates",
         summary="The images have no labels, so there are no scores.",
         worst=None,
         confusions=None,
-        check={
-            "duplicates": duplicates[:200],
-            "duplicates_note": "Mutual nearest neighbors with almost the same pixels.",
-        }
-        if duplicates
-        else None,
+        check={"duplicates": duplicates[:200], "duplicates_note": note} if duplicates else None,
         embedding=None,
         looks=(),
     )
@@ -279,23 +251,3 @@ def page_of_clusters(row: Row, images: Split, out: str | os.PathLike) -> tuple[i
     csv.writer(table, lineterminator="\n").writerows([("file", "cluster"), *lines])
     write_text(out / _CLUSTERS, table.getvalue())
     return k, len(duplicates)
-
-
-def _near_duplicates(
-    embeddings: np.ndarray, readable: np.ndarray, reader: Reader
-) -> list[dict[str, Any]]:
-    """Returns pairs of almost equal pictures."""
-    rows = np.flatnonzero(readable)
-    gray_fn = diagnosis.gray_copies(reader)
-    assert gray_fn is not None
-    pairs = findings.near_duplicates(
-        embeddings[rows],
-        np.arange(len(rows)),
-        threshold=_NEAR_DUPLICATES,
-        gray_fn=lambda places: gray_fn(rows[places]),
-        gallery_gray_fn=lambda places: gray_fn(rows[places]),
-    )
-    return [
-        {"a": int(rows[a]), "b": int(rows[b]), "similarity": float(s)}
-        for a, b, s in zip(*pairs, strict=True)
-    ]

@@ -13,7 +13,7 @@ import re
 import secrets
 import time
 import urllib.parse
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -23,8 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Router
 
 from dmljax.files import machine
-from dmljax.hints import NO_THRESHOLDS, hint
-from dmljax.index import Index, InvalidInput, inputs
+from dmljax.index import Index, inputs
 from dmljax.index.nearest import SIMILARITIES
 from dmljax.serve import api
 from dmljax.serve.api import Refused, refusal
@@ -315,7 +314,7 @@ class Handlers:
                 413, f"k={k} for {count} queries: the limit is {self._limits.hits:,} hits in all"
             )
         allow_fewer = options.k is None if options.allow_fewer is None else options.allow_fewer
-        threshold = _threshold(options.threshold, bundle.thresholds)
+        threshold = inputs.threshold(options.threshold, bundle.thresholds)
 
         def search() -> dict[str, Any]:
             arguments = {"where": options.where, "threshold": threshold, "allow_fewer": allow_fewer}
@@ -441,13 +440,3 @@ def _random_items(index: Index, limit: int, seed: int) -> list[Any]:
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     hits = index.search(vectors, 1, allow_fewer=True)
     return index.get(list(dict.fromkeys(hit.id for row in hits for hit in row)))
-
-
-def _threshold(value: Any, thresholds: Mapping[str, float]) -> Any:
-    """Returns `value`, or the similarity of the threshold that it names."""
-    if not isinstance(value, str) or value in thresholds:
-        return thresholds[value] if isinstance(value, str) else value
-    raise InvalidInput(
-        f"threshold {ascii(value)[:60]} is neither a similarity nor one of the bundle"
-        f"{hint(value[:60], thresholds) if thresholds else NO_THRESHOLDS}"
-    )

@@ -14,15 +14,14 @@ import postgres
 import pyarrow as pa
 import pytest
 from PIL import Image
-from processes import command, environment
+from processes import environment
 from pyarrow import parquet
 
 from dmljax import bundle as bundles
 from dmljax import index, main
-from dmljax.commands import search
-from dmljax.index import InvalidInput
+from dmljax.index import InvalidInput, inputs
 from dmljax.index.base import File
-from dmljax.serve import app, pictures
+from dmljax.serve import pictures
 
 
 class Average(bundles.Bundle):
@@ -133,18 +132,12 @@ def test_a_filter_finds_numbers_and_text_that_looks_like_one(place, capsys):
         run("search", f"--index={place}", "--id=cats", "--json", *words)
         return sorted(hit["id"] for hit in json.loads(capsys.readouterr().out)["hits"])
 
-    assert found("folder=2020") == found('folder="2020"') == ["2020"]
-    for name in folders[1:5]:
+    for name in folders[:5]:
         assert found(f"folder={name}") == [name]
     assert found("folder=2020", "folder=true") == ["2020", "true"]
-    assert found("year=2001") == ["2021"] and found('year="2001"') == []
     assert found("mixed=2020") == ["numbers", "texts"]
-    assert found("mixed>=2019") == ["numbers", "texts"] and found("mixed>=a") == []
-    assert found("folder>=2020", "folder<2021") == ["2020"]
     assert found("folder>=1.50", "folder<=1.50") == ["1.50"]
-    assert found('folder>="2020"', 'folder<"2021"') == ["2020"]
-    assert found("year>=2001", "year<2003") == ["2021", "true"]
-    assert found("year>=abc") == []
+    assert found("year>=2001", "year<2003") == ["2021", "true"] and found('year="2001"') == []
     with pytest.raises(ValueError, match=r"no item has the field 'yaer'.*'year'"):
         found("yaer>=1")
 
@@ -364,17 +357,6 @@ def test_tables_of_polars_and_pandas_are_imported(place, tmp_path):
     assert run("index", "create", place, "--bundle=ab", f"--import={file}") == 0
     with index.open(place) as store:
         assert store.search(x[1:2], 1)[0][0] == ("b", 1.0, {})
-
-
-def test_a_vector_of_another_length_is_named_by_its_row(place, tmp_path):
-    """In the second batch that is read, where the lengths of the batch add up."""
-    vectors = [[1.0, 0.0, 0.0]] * 10_008
-    vectors[10_005:10_007] = [[1.0, 0.0, 0.0, 0.0], [1.0, 0.0]]
-    file, ids = tmp_path / "vectors.parquet", [f"n{i}" for i in range(10_008)]
-    parquet.write_table(pa.table({"id": ids, "vector": vectors}), file)
-    message = r"vectors\.parquet: the column 'vector': row 10005 .* has 4 numbers, not 3$"
-    with pytest.raises(index.InvalidInput, match=message):
-        run("index", "create", place, "--bundle=ab", f"--import={file}")
 
 
 BAD_ROWS = (
@@ -698,7 +680,7 @@ def test_errors_are_one_line_and_leave_nothing(images, place, tmp_path):
     make = ["index", "create", place, "--bundle=ab"]
     for words, message in (
         (["index"], "needs a verb.*create"),
-        (["index", "crate", place], "verb 'crate': did you mean 'create'"),
+        (["index", "crate", place], "know the verb 'crate': did you mean 'create'"),
         (["index", "create"], "needs an index"),
         (["index", "create", place, f"--images={images}"], "--bundle=BUNDLE is needed"),
         ([*make, f"--images={tmp_path}/no"], "neither a folder nor a Parquet file"),
@@ -740,31 +722,11 @@ def test_a_reader_of_the_output_may_end_before_it(place, tmp_path, count):
         assert process.stderr.read() == "" and process.wait() == 128 + signal.SIGPIPE
 
 
-def test_a_file_in_a_missing_folder_is_named(place):
-    with index.create(place, model="ab" * 32, dimension=3) as store:
-        store.add(["a"], np.eye(3)[:1])
-    with pytest.raises(FileNotFoundError, match=r"^nodir/out\.parquet cannot be written: nodir is"):
-        run("index", "export", place, "nodir/out.parquet")
-
-
-def test_the_console_prints_one_line(tmp_path):
-    done = command("search", "--index=none.index", "--id=x", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr == "error: none.index does not exist: it is not an index of dmljax\n"
-
-
-@pytest.mark.parametrize("threshold_fn", [search.threshold_of, app._threshold])
-def test_an_unknown_name_lists_the_others_or_says_why_there_are_none(threshold_fn):
-    assert threshold_fn("fmr=1e-2", {"fmr=1e-2": 0.75}) == 0.75
-    with pytest.raises((ValueError, InvalidInput), match="did you mean 'fmr=1e-2'"):
-        threshold_fn("fmr=1e-3", {"fmr=1e-2": 0.75})
-    reason = (
-        "no named thresholds here.* 16 test classes, or 8 classes held out .*similarity, such as"
-    )
-    with pytest.raises((ValueError, InvalidInput), match=reason):
-        threshold_fn("fmr=1e-3", {})
-
-
-def test_a_name_without_a_bundle_needs_one():
-    with pytest.raises(ValueError, match="names need a bundle, dmljax search BUNDLE"):
-        search.threshold_of("fmr=1e-3", None)
+def test_an_unknown_threshold_lists_the_others_or_says_why_there_are_none():
+    assert inputs.threshold("fmr=1e-2", {"fmr=1e-2": 0.75}) == 0.75
+    assert inputs.threshold("0.5", {}) == inputs.threshold(0.5, {}) == 0.5
+    with pytest.raises(InvalidInput, match="did you mean 'fmr=1e-2'"):
+        inputs.threshold("fmr=1e-3", {"fmr=1e-2": 0.75})
+    reason = "no named thresholds here.* 16 test classes, or 8 classes held out .*similarity, such"
+    with pytest.raises(InvalidInput, match=reason):
+        inputs.threshold("fmr=1e-3", {})

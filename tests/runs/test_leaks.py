@@ -31,11 +31,11 @@ def leaking(tmp_path_factory):
 
 
 def test_the_page_of_a_run_shows_the_copy_and_only_that(leaking):
-    check = page.read(leaking / run_page.FILE)["check"]
+    check = page.read(leaking / page.FILE)["check"]
     assert [leak["item"] for leak in check["leaks"]] == [TEST - 32]
     assert check["leaks"][0]["train_class"] == "0" and check["leaks"][0]["similarity"] > 0.999
     assert "training images." not in check["leaks_note"]  # all were compared
-    looks = page.read(leaking / run_page.FILE)["looks"]
+    looks = page.read(leaking / page.FILE)["looks"]
     assert looks[0]["parts"] == ["1 test image is also among the training images."]
 
 

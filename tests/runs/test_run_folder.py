@@ -35,7 +35,7 @@ def test_evaluate_gives_the_scores_of_the_run(finished):
     folder, scores = finished
     evaluated, lines = run_folder.evaluate(folder / "run")
     printed = "\n".join(lines)
-    assert evaluated == run_folder.score(folder / "run") == scores
+    assert evaluated == scores
     assert "test split, 32 images, after step 6 (select=last), seed 0, 4-d embeddings" in printed
     preprocessing = results.read(folder / "run").preprocessing
     assert preprocessing == "unchanged, RGB 0 to 1"
@@ -43,11 +43,11 @@ def test_evaluate_gives_the_scores_of_the_run(finished):
     assert "MAP@R" in printed
     lines = journal.read(folder / "run" / "metrics.jsonl")
     held_out = next(x for x in lines if x["step"] == 6 and "val/R@1" in x)
-    val_scores = run_folder.score(folder / "run", split="val")
+    val_scores = run_folder.evaluate(folder / "run", split="val")[0]
     assert all(held_out[f"val/{name}"] == value for name, value in val_scores.items())
     step_scores, step_lines = run_folder.evaluate(folder / "run", step=4)
     assert "after step 4 (as asked)" in step_lines[1] and set(step_scores) == set(scores)
-    train_scores = run_folder.score(folder / "run", split="train")
+    train_scores = run_folder.evaluate(folder / "run", split="train")[0]
     assert train_scores["R@1"] >= 0
 
 
@@ -55,7 +55,7 @@ def test_evaluate_takes_changed_fields_of_the_config(finished, tmp_path):
     folder, scores = finished
     moved = shutil.copy(folder / "blobs.npz", tmp_path / "moved.npz")
     flags = (f"--config.dataset.path={moved}", "--config.evaluate.ks=[1,3]")
-    changed = run_folder.score(folder / "run", overrides=flags)
+    changed = run_folder.evaluate(folder / "run", overrides=flags)[0]
     assert changed["R@1"] == scores["R@1"] and "R@3" in changed and "R@2" not in changed
 
 
@@ -70,13 +70,13 @@ def test_evaluate_takes_changed_fields_of_the_config(finished, tmp_path):
 )
 def test_an_evaluation_that_is_impossible_is_refused(finished, fields, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        run_folder.score(finished[0] / "run", **fields)
+        run_folder.evaluate(finished[0] / "run", **fields)
 
 
 def test_a_run_without_held_out_classes_has_no_val(tmp_path):
     training.run(tiny(tmp_path, steps=2), tmp_path / "run")
     with pytest.raises(ValueError, match=r"choose train, test; a run with --config.held_out=0.2"):
-        run_folder.score(tmp_path / "run", split="val")
+        run_folder.evaluate(tmp_path / "run", split="val")
 
 
 def test_evaluate_and_embed_from_the_command_line(finished, tmp_path, capsys):
@@ -100,7 +100,9 @@ def test_evaluate_and_embed_from_the_command_line(finished, tmp_path, capsys):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_embed_writes_the_embeddings_of_the_net(finished, tmp_path, dtype):
     folder, scores = finished
-    out = export.export(folder / "run", tmp_path / "out", dtype=dtype, chunk=5)
+    written = export.embeddings(folder / "run", tmp_path / "out", dtype=dtype)
+    out = written.folder
+    assert (written.count, written.unreadable) == (32, 0)
     assert sorted(p.name for p in out.iterdir()) == ["embeddings.npy", "items.safetensors"]
     embeddings = np.load(out / "embeddings.npy")
     run, state = run_folder.reopen(folder / "run")
@@ -123,7 +125,7 @@ def test_a_report_of_the_files_of_embed_has_the_groups_of_the_split(
     run, _ = run_folder.reopen(finished[0] / "run")
     split = dataclasses.replace(run.test, groups=np.arange(32) % 3 - 1)
     monkeypatch.setattr(export, "split_of", lambda run, name: split)
-    out = export.export(finished[0] / "run", tmp_path / "out")
+    out = export.embeddings(finished[0] / "run", tmp_path / "out").folder
     x, images = arrays.read(out / "embeddings.npy", out / "items.safetensors")
     np.testing.assert_array_equal(images.groups, split.groups)
     expected, score = (scores_file.score(x, part) for part in (split, images))
@@ -137,7 +139,7 @@ def test_embed_writes_the_synthetic_features_of_dvml(tmp_path):
     method = recipes.dvml(mode="code_1600")["method"] | {"dim": 4, "hidden": 5, "phase_at": 1}
     config = tiny(tmp_path, steps=2, method=method, loss="semihard_triplet")
     training.run(config | {"runtime": {"devices": 1}}, tmp_path / "run")
-    out = export.export(tmp_path / "run", tmp_path / "out", synthetic=True, chunk=12)
+    out = export.embeddings(tmp_path / "run", tmp_path / "out", synthetic=True).folder
     names = ("embeddings", "features", "reconstruction", "z_invariant", "z_variant", "synthetic")
     x = {name: np.load(out / f"{name}.npy") for name in names}
     assert sorted(path.stem for path in out.glob("*.npy")) == sorted(names)
@@ -148,8 +150,9 @@ def test_embed_writes_the_synthetic_features_of_dvml(tmp_path):
     np.testing.assert_allclose(unit, x["embeddings"], atol=1e-5)
     # Every image has a sample of its own.
     assert len(np.unique(np.round(x["z_variant"], 5), axis=0)) == len(unit)
-    again = export.export(tmp_path / "run", tmp_path / "again", synthetic=True, chunk=12)
-    np.testing.assert_array_equal(np.load(again / "z_variant.npy"), x["z_variant"])
+    export.embeddings(tmp_path / "run", tmp_path / "again", synthetic=True)
+    again = np.load(tmp_path / "again" / "z_variant.npy")
+    np.testing.assert_array_equal(again, x["z_variant"])
     # Its terms and the F1 of clusters are in the log.
     lines = journal.read(tmp_path / "run" / "metrics.jsonl")
     terms = {"kl", "reconstruction", "metric_variant", "metric_invariant", "cross_entropy"}
@@ -167,33 +170,23 @@ def test_synthetic_features_are_refused_by_other_methods(finished, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_interrupted_embed_continues_and_never_mixes_two_calls(finished, tmp_path, monkeypatch):
+def test_an_interrupted_embed_is_repeated_and_a_finished_one_is_kept(
+    finished, tmp_path, monkeypatch
+):
     run, out = finished[0] / "run", tmp_path / "out"
-    original_embeddings, calls = Evaluator.embeddings, []
 
-    def embeddings(self, state, split):
-        calls.append(len(split))
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return original_embeddings(self, state, split)
+    def interrupted(path, array):
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(Evaluator, "embeddings", embeddings)
-    with pytest.raises(KeyboardInterrupt):
-        export.export(run, out, chunk=12)
-    assert json.loads((out / "progress.json").read_text())["done"] == 24
-    shutil.copytree(run, tmp_path / "another")
-    for other in ({"dtype": "float16"}, {"split": "train"}, {"step": 4}):
-        with pytest.raises(ValueError, match="finish that, or choose another folder"):
-            export.export(run, out, **other)
-    with pytest.raises(ValueError, match="finish that, or choose another folder"):
-        export.export(tmp_path / "another", out)
-    export.export(run, out, chunk=12)
-    assert calls == [12, 12, 8, 8]
-    export.export(run, tmp_path / "at once")
-    files = [np.load(path / "embeddings.npy") for path in (out, tmp_path / "at once")]
-    np.testing.assert_array_equal(*files)
-    with pytest.raises(FileExistsError, match="not empty"):
-        export.export(run, out)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(export, "write_array", interrupted)
+        export.embeddings(run, out)
+    assert not (out / "embeddings.npy").exists()
+    export.embeddings(run, out)
+    before = (out / "embeddings.npy").read_bytes()
+    with pytest.raises(FileExistsError, match=r"out holds embeddings\.npy already"):
+        export.embeddings(run, out, split="train")
+    assert (out / "embeddings.npy").read_bytes() == before
 
 
 def test_select_val_trains_without_the_held_out_classes_and_opens_the_best_step(tmp_path):
@@ -221,15 +214,7 @@ def test_refinement_is_scored_in_a_run_and_after_it(tmp_path):
     config["evaluate"] = config["evaluate"] | {"rankings": ["refined"]}
     scores = training.run(config, tmp_path / "run")
     assert 0 <= scores["refined/R@1"] <= 1
-    assert run_folder.score(tmp_path / "run") == scores
-
-
-def test_refinement_is_refused_by_a_method_without_it(tmp_path):
-    config = tiny(tmp_path)
-    config["evaluate"] = config["evaluate"] | {"rankings": ["refined"]}
-    with pytest.raises(ValueError, match="does not refine"):
-        training.run(config, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+    assert run_folder.evaluate(tmp_path / "run")[0] == scores
 
 
 def test_knn_compares_classes_by_name(tmp_path):

@@ -29,7 +29,7 @@ def run_of_photos(tmp_path_factory):
 
 def test_the_page_holds_no_path_of_this_machine(run_of_photos):
     run, images = run_of_photos
-    text = (run / run_page.FILE).read_text()
+    text = (run / page.FILE).read_text()
     blob = re.search(r'<script type="text/plain" id="blob">(.*?)</script>', text, re.S)[1]
     assert " on unseen classes" in text
     everything = text.encode() + gzip.decompress(base64.b64decode(blob))
@@ -104,7 +104,7 @@ def test_a_run_that_cannot_be_opened_is_one_line(run_of_photos, tmp_path, change
     run = _copy(run_of_photos[0], tmp_path)
     images = run_of_photos[1]
     kept = shutil.copytree(images, tmp_path / "kept")
-    before = (run / run_page.FILE).read_bytes()
+    before = (run / page.FILE).read_bytes()
     try:
         change(run, images)
         with pytest.raises((ValueError, OSError), match=message) as caught:
@@ -113,13 +113,13 @@ def test_a_run_that_cannot_be_opened_is_one_line(run_of_photos, tmp_path, change
         shutil.rmtree(images, ignore_errors=True)
         shutil.move(kept, images)
     assert "\n" not in str(caught.value)
-    assert (run / run_page.FILE).read_bytes() == before
+    assert (run / page.FILE).read_bytes() == before
 
 
 def test_a_folder_in_the_place_of_the_page_is_one_line(run_of_photos, tmp_path):
     run = _copy(run_of_photos[0], tmp_path)
-    (run / run_page.FILE).unlink()
-    (run / run_page.FILE).mkdir()
-    with pytest.raises(OSError, match=run_page.FILE) as caught:
+    (run / page.FILE).unlink()
+    (run / page.FILE).mkdir()
+    with pytest.raises(OSError, match=page.FILE) as caught:
         main.main(["report", str(run)])
-    assert "\n" not in str(caught.value) and not any((run / run_page.FILE).iterdir())
+    assert "\n" not in str(caught.value) and not any((run / page.FILE).iterdir())

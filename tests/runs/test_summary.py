@@ -1,10 +1,12 @@
 """Lines of a run: its first step, the chosen step, and the reason for the choice."""
 
 import dataclasses
+import json
 import types
 
 import numpy as np
-from system import blobs, photos, tiny
+import pytest
+from system import METHODS, blobs, photos, tiny
 
 from dmljax import at_hand, metrics
 from dmljax.config import files
@@ -42,14 +44,6 @@ def test_the_first_step_is_shown_long_before_the_first_report(tmp_path, capsys):
     assert [row["step"] for row in rows if "loss" in row] == [6]  # the file has reports only
 
 
-def test_a_chosen_step_is_explained(tmp_path, capsys):
-    printed = _printed(tmp_path, capsys, select="val/MAP@R", **HELD_OUT)
-    line = next(line for line in printed.splitlines() if "was chosen by val/MAP@R" in line)
-    assert "is the highest of 6 evaluations (step 6: " in line
-    step = int(line.split()[1])
-    assert step < 6 and f"after step {step} (select=val/MAP@R)" in printed
-
-
 def test_a_last_step_that_is_not_the_best_comes_with_advice(tmp_path, capsys):
     printed = _printed(tmp_path, capsys)
     assert "the last step was chosen (select=last), but test/R@1 was higher at step" in printed
@@ -70,7 +64,7 @@ def test_splits_of_one_class_are_said_to_have_no_meaning(tmp_path, capsys, caplo
     train = "the training split has one class, '0': it has no other class to be told from"
     assert caplog.text.count(test) == caplog.text.count(train) == 1
     caplog.clear()
-    folder.score(tmp_path / "run")
+    folder.evaluate(tmp_path / "run")
     assert caplog.text.count(test) == 1 and train not in caplog.text
 
 
@@ -99,6 +93,49 @@ def test_the_first_line_of_photographs_without_a_backbone_says_how_to_get_one(
     for changed in ({"net": net}, {"start": options_lib.Start(name="runs/head")}):
         started = run._replace(options=dataclasses.replace(run.options, **changed))
         assert summary.header(started, state)[0].startswith("folder: ")
+
+
+def test_a_run_below_raw_pixels_is_warned_once(tmp_path, capsys):
+    """Proxies move to the images of a net that learns nothing, so the loss falls nevertheless."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(8), 16)
+    images = 10 * rng.normal(size=(8, 12, 12, 3))[labels] + 40 * rng.normal(size=(128, 12, 12, 3))
+    images = np.clip(128 + images, 0, 255).astype(np.uint8)
+    np.savez(tmp_path / "noisy.npz", images=images, labels=labels)
+    groups = [{"path": "^(net|head)", "frozen": True}]
+    fields = METHODS["proxies"] | {"steps": 30, "log_every": 3, "checkpoint": {"keep": 1}}
+    fields |= {"optimizer": {"name": "adam", "rate": 0.5, "groups": groups}}
+    fields |= {"evaluate": {"every": 5, "ks": [1], "clustering": None, "batch_size": 16}}
+    fields["dataset"] = {"name": "npz", "path": str(tmp_path / "noisy.npz"), "split": 0.5}
+    training.run(tiny(tmp_path, **fields), tmp_path / "run")
+    rows = read(tmp_path / "run" / "metrics.jsonl")
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert losses[-1] < losses[0]
+    pixels = next(row["raw/R@1"] for row in rows if "raw/R@1" in row)
+    best = max(row["test/R@1"] for row in rows if "test/R@1" in row and row["step"] <= 15)
+    assert best <= pixels < 0.9
+    line = f"warning: after 15 of 30 steps the best test/R@1 is {100 * best:.1f}, and R@1 of raw "
+    printed = capsys.readouterr().out
+    assert printed.count(line) == printed.count("warning: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("pixels", "scores", "step", "is_warned"),
+    [
+        (0.24, {30: 0.04, 60: 0.24}, 60, True),
+        (0.24, {30: 0.25, 60: 0.06}, 60, False),  # it has been better
+        (0.24, {40: 0.06}, 40, False),  # too early
+        (None, {100: 0.06}, 100, False),
+        (0.98, {100: 0.5}, 100, False),  # hardly anything is left to learn
+    ],
+)
+def test_who_is_warned(unchecked, tmp_path, pixels, scores, step, is_warned):
+    rows = [{"step": step, "test/R@1": score} for step, score in scores.items()]
+    rows += [{"step": 0, "raw/R@1": pixels}] * (pixels is not None)
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    run = types.SimpleNamespace(steps=100)
+    line = summary.below_pixels(run, step, tmp_path)
+    assert (line is not None) == is_warned
 
 
 def test_ranges_are_over_classes(tmp_path, capsys):

@@ -216,7 +216,7 @@ def test_unreadable_images_are_skipped_counted_and_logged_once(tmp_path, capsys,
         assert caplog.text.count(f"{name} cannot be read: skipped") == 1
     assert journal.read(tmp_path / "run" / "speed.jsonl")[-1]["unreadable"] == 1
     for shard in (None, parts.Shard(0, 1)):
-        export.export(tmp_path / "run", tmp_path / f"embeddings-{shard is None}", shard=shard)
+        export.embeddings(tmp_path / "run", tmp_path / f"embeddings-{shard is None}", shard=shard)
         assert "31 embeddings, 1 NaN row (no readable image);" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"c0.000.png cannot be read: it has zero bytes"):
         training.run(config | {"unreadable": "raise"}, tmp_path / "strict")

@@ -26,17 +26,17 @@ def run(tmp_path_factory):
     return folder / "run"
 
 
-# A small chunk, and a pause after each so that the test can kill the process between two of them.
+# A pause before the file that is written last, so that the test can kill the process there.
 PART = """
 import sys, time
-from dmljax.files import writing as files, parts
+from dmljax.files import parts
 from dmljax.runs import export
-write_json = export.write_json
-def slowly(path, content):
-    write_json(path, content)
+write_array = export.write_array
+def slowly(path, array):
     time.sleep(float(sys.argv[4]))
-export.write_json = slowly
-export.export(sys.argv[1], sys.argv[2], shard=parts.parse(sys.argv[3]), chunk=3)
+    write_array(path, array)
+export.write_array = slowly
+export.embeddings(sys.argv[1], sys.argv[2], shard=parts.parse(sys.argv[3]))
 """
 
 
@@ -50,30 +50,30 @@ def _part(run, out, shard, *, pause=0.0):
     )
 
 
-def test_killed_parts_continue_and_are_together_what_one_process_writes(run, tmp_path):
+def test_killed_parts_start_again_and_are_together_what_one_process_writes(run, tmp_path):
     out = tmp_path / "out"
     process = _part(run, out, "1/3", pause=60)
-    progress = out / "part-1-of-3" / "progress.json"
+    items = out / "part-1-of-3" / "items.safetensors"
     end = time.monotonic() + 120
-    while not progress.exists():
+    while not items.exists():
         assert process.poll() is None and time.monotonic() < end
         time.sleep(0.05)
     # The same part twice, while the first process is alive.
     with pytest.raises(ValueError, match=f"being written by process {process.pid} on"):
-        export.export(run, out, shard=parts.Shard(1, 3))
+        export.embeddings(run, out, shard=parts.Shard(1, 3))
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     process = _part(run, out, "1/3")
     for i in (0, 2):
-        export.export(run, out, shard=parts.Shard(i, 3))
+        export.embeddings(run, out, shard=parts.Shard(i, 3))
     printed = process.communicate(timeout=200)[0]
     assert process.returncode == 0, printed
     manifest = parts.read(out, verify=True)
     assert len(manifest["model"]) == 64
     folders = [out / part["folder"] for part in manifest["folders"]]
     assert [part["rows"] for part in manifest["folders"]] == [[0, 10], [10, 21], [21, 32]]
-    one = export.export(run, tmp_path / "one")
+    one = export.embeddings(run, tmp_path / "one").folder
     arrays = [np.load(folder / "embeddings.npy") for folder in folders]
     np.testing.assert_array_equal(np.concatenate(arrays), np.load(one / "embeddings.npy"))
     labels, ids, classes = zip(*map(_items, folders), strict=True)
@@ -88,27 +88,17 @@ def _items(folder):
         return file.get_tensor("labels"), json.loads(names["ids"]), json.loads(names["classes"])
 
 
-def test_an_interrupted_part_computes_only_what_is_left(run, tmp_path, monkeypatch):
-    original, calls = export.Evaluator.embeddings, []
-
-    def embeddings(self, state, split):
-        calls.append(len(split))
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return original(self, state, split)
-
-    monkeypatch.setattr(export.Evaluator, "embeddings", embeddings)
-    with pytest.raises(KeyboardInterrupt):
-        export.export(run, tmp_path / "out", shard=parts.Shard(0, 2), chunk=12)
-    export.export(run, tmp_path / "out", shard=parts.Shard(0, 2), chunk=12)
-    export.export(run, tmp_path / "out", shard=parts.Shard(0, 2), chunk=12)  # nothing is left
-    assert calls == [12, 4, 4]
+def test_a_finished_part_is_not_computed_again_and_no_other_one_joins(run, tmp_path, monkeypatch):
+    first = export.embeddings(run, tmp_path / "out", shard=parts.Shard(0, 2))
+    with monkeypatch.context() as patched:
+        patched.delattr(export.Evaluator, "embeddings")
+        assert export.embeddings(run, tmp_path / "out", shard=parts.Shard(0, 2)) == first
     with pytest.raises(ValueError, match=r"another value of parts \(2, not 4\)"):
-        export.export(run, tmp_path / "out", shard=parts.Shard(0, 4))
+        export.embeddings(run, tmp_path / "out", shard=parts.Shard(0, 4))
     with pytest.raises(ValueError, match=r"another value of (step|split)"):
-        export.export(run, tmp_path / "out", shard=parts.Shard(1, 2), split="train")
+        export.embeddings(run, tmp_path / "out", shard=parts.Shard(1, 2), split="train")
     with pytest.raises(ValueError, match="only 32 images"):
-        export.export(run, tmp_path / "more", shard=parts.Shard(0, 33))
+        export.embeddings(run, tmp_path / "more", shard=parts.Shard(0, 33))
     with pytest.raises(ValueError, match="depend on all rows"):
-        export.export(run, tmp_path / "more", shard=parts.Shard(0, 2), synthetic=True)
+        export.embeddings(run, tmp_path / "more", shard=parts.Shard(0, 2), synthetic=True)
     assert not (tmp_path / "more").exists()
