@@ -193,22 +193,20 @@ def table(scores: Mapping[str, float]) -> str:
 
     Scores of parts, such as 'learner_0/R@1', follow in a row for each part.
     """
-    shown = {k: v for k, v in scores.items() if not k.endswith("_std") and not isinstance(v, dict)}
-    whole = {k: v for k, v in shown.items() if "/" not in k}
-    parts: dict[str, dict[str, float]] = {}
-    for name, value in shown.items():
-        part, slash, score = name.partition("/")
-        if slash:
+    parts: dict[str, dict[str, float]] = {"": {}}  # the scores of the whole come first
+    for name, value in scores.items():
+        if not name.endswith("_std") and not isinstance(value, dict):
+            part, _, score = name.rpartition("/")
             parts.setdefault(part, {})[score] = value
-    tables = [_rows([list(whole), [_cell(value) for value in whole.values()]])] if whole else []
-    columns = list(dict.fromkeys(tuple(values) for values in parts.values()))
-    for names in columns:
-        rows = [
+    tables = []
+    for is_whole, names in dict.fromkeys((not part, tuple(v)) for part, v in parts.items() if v):
+        rows = [["", *names]]
+        rows += [
             [part, *map(_cell, values.values())]
             for part, values in parts.items()
-            if tuple(values) == names
+            if (not part, tuple(values)) == (is_whole, names)
         ]
-        tables.append(_rows([["", *names], *rows]))
+        tables.append(_rows([row[is_whole:] for row in rows]))
     return "\n".join(tables)
 
 
