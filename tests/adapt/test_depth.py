@@ -134,6 +134,6 @@ def test_a_net_of_unknown_order_is_refused_in_one_line(tmp_path):
     with pytest.raises(ValueError, match=r"layer_decay=0\.5: this net has no blocks") as error:
         build(config)
     assert "\n" not in str(error.value)
-    config["optimizer"]["layer_decay"] = 1.5
+    config = tiny(tmp_path, optimizer=config["optimizer"] | {"layer_decay": 1.5})
     with pytest.raises(ValueError, match=r"must be above 0 and at most 1, not 1\.5"):
         build(config)
