@@ -18,11 +18,12 @@ from dmljax.train.step import TrainState, init_state
 from dmljax.weights import PUBLISHED, file_digest, load
 
 
+_warn_once = functools.cache(logging.warning)  # a ladder reads the same file several times
+_QUIET: Any = {"say": lambda _: None, "report_fn": lambda *_: None}
+
+
 def first_state(
-    run: Run,
-    *,
-    say: Callable[[str], None] = logging.info,
-    report_fn: Callable | None = None,
+    run: Run, *, say: Callable[[str], None] = logging.info, report_fn: Callable = _warn_once
 ) -> TrainState:
     """Returns the state before step 1, on the devices; calls `say` with a line about its origin.
 
@@ -50,7 +51,7 @@ def base_of(run: Run, *, digest: str | None = None) -> Base | None:
     def params_fn():
         check_file(run.weights, digest=digest, run="this run")
         # The run has said at its start what it leaves out of the file.
-        return first_state(run, report_fn=lambda *_: None).params
+        return first_state(run, **_QUIET).params
 
     return Base(run.frozen, params_fn)
 
@@ -62,22 +63,15 @@ def key_of(seed: int) -> jax.Array:
 
 def backbone(run: Run) -> dict[str, Any]:
     """Returns the variables of the pretrained backbone of a run."""
-    variables, _ = _pretrained(run, say=lambda _: None, report_fn=lambda *_: None)
+    variables, _ = _pretrained(run, **_QUIET)
     assert variables is not None  # `evaluate.frozen` is for runs that have one
     return variables
 
 
 def _pretrained(
-    run: Run,
-    *,
-    say: Callable[[str], None] = logging.info,
-    report_fn: Callable | None = None,
+    run: Run, *, say: Callable[[str], None], report_fn: Callable
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Returns the variables of the pretrained backbone, and other arrays of the run to start from.
-
-    By default, what `report_fn` gets is logged, once in a process.
-    """
-    report_fn = report_fn or _warn_once
+    """Returns the variables of the pretrained backbone, and other arrays to start from."""
     if run.weights is None and run.options.start is None:
         return None, None
     images = jax.ShapeDtypeStruct((1, *run.image_shape), jax.numpy.uint8)
@@ -97,16 +91,13 @@ def _pretrained(
     return backbone, others
 
 
-_warn_once = functools.cache(logging.warning)  # a ladder reads the same file several times
-
-
 def check_weights(run: Run) -> None:
     """Raises a one-line error where the file of weights does not exist or does not fit the net.
 
     The run folder is not yet written then, so that nothing of the failed run stays.
     """
     check_file(run.weights)
-    _pretrained(run, say=lambda _: None, report_fn=lambda *_: None)
+    _pretrained(run, **_QUIET)
     if run.weights is None and run.options.start is None and is_frozen(run.net):
         logging.warning(
             "net.norm=frozen_batch_norm without net.weights: batch norm stays the identity"
