@@ -17,7 +17,6 @@ from dmljax.train.run import Run
 from dmljax.train.step import TrainState, init_state
 from dmljax.weights import PUBLISHED, file_digest, load
 
-
 _warn_once = functools.cache(logging.warning)  # a ladder reads the same file several times
 _QUIET: Any = {"say": lambda _: None, "report_fn": lambda *_: None}
 
