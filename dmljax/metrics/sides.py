@@ -80,7 +80,8 @@ def blocks(
     size = choose_side(max(len(queries.rows), len(gallery.rows), 1), tile)
 
     def padded(side: Side) -> np.ndarray:  # to one shape, so that it compiles once
-        return np.pad(side.vectors, ((0, size - len(side.rows)), (0, 0)))
+        missing = size - len(side.rows)
+        return np.pad(side.vectors, ((0, missing), (0, 0))) if missing else side.vectors
 
     for i in range(0, len(queries.rows), size):
         rows = queries.take(slice(i, i + size))
