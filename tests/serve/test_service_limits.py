@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import pathlib
 import re
-import socket
 import types
 from concurrent.futures import ThreadPoolExecutor
 
@@ -155,14 +154,7 @@ def test_memory_of_large_requests_is_given_back(server):
 def test_a_body_beyond_the_limit_is_refused(server):
     head = b"POST /embed HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     assert b" 413 " in raw(server, head + b"Content-Length: 99999999999\r\n\r\n")
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-        connection.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n")
-        chunk = b"100000\r\n" + bytes(1 << 20) + b"\r\n"
-        with contextlib.suppress(OSError):  # closed by the service
-            for _ in range(40):
-                connection.sendall(chunk)
-        answer = b" 413 "  # it may be lost with the unread bytes
-        with contextlib.suppress(ConnectionError):
-            answer = connection.recv(1000)
-    assert b" 413 " in answer
+    chunk = b"100000\r\n" + bytes(1 << 20) + b"\r\n"
+    with contextlib.suppress(ConnectionError):  # the answer may be lost with the unread bytes
+        assert b" 413 " in raw(server, head + b"Transfer-Encoding: chunked\r\n\r\n" + 40 * chunk)
     assert server.request("GET", "/readyz").status == 200
