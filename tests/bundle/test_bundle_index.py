@@ -91,7 +91,7 @@ def test_the_data_set_of_a_bundle_is_indexed_without_files_of_its_own(
     for wrong, text in (
         (["--split=val", f"--images={folder}"], "choose train or test"),
         (["--split=test", "--import=x"], "--images=FOLDER"),
-        (["--split=train", words[-1], f"--images={folder}"], "another split"),
+        (["--split=train", words[-1], f"--images={folder}"], "holds other files"),
         ([words[-1], f"--images={folder}"], "--root needs --split"),
         (["--split=test", words[-1], f"--images={bundle_folder}/README.md"], "cannot be written"),
     ):
