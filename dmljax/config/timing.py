@@ -148,6 +148,13 @@ def optimizer_of(
     chosen = options.optimizer
     keywords = {k: chosen[k] for k in EXTRAS["optimizer"] if k in chosen}
     groups = [_group(group, epoch_end) for group in keywords.get("groups", ())]
+    pattern = "|".join(map(re.escape, sorted(frozen)))
+    frozen_groups = [{"path": f"^({pattern})$", "frozen": True}] if frozen else []
+    keywords["groups"] = [*frozen_groups, *groups]
+    schedule = _schedule(options.schedule, epoch_end)(total=timing.steps)
+    optimizer = optimizers.build(
+        chosen.function(), schedule=schedule, backbone=backbone, **keywords
+    )
     paths = adapt.paths_of(params)
     for group in groups:
         if not any(re.search(group["path"], path) for path in paths):
@@ -167,11 +174,7 @@ def optimizer_of(
     }
     if wrong := [message for message, is_true in problems.items() if is_true]:
         raise ValueError(wrong[0])
-    pattern = "|".join(map(re.escape, sorted(frozen)))
-    frozen_groups = [{"path": f"^({pattern})$", "frozen": True}] if frozen else []
-    keywords["groups"] = [*frozen_groups, *groups]
-    schedule = _schedule(options.schedule, epoch_end)(total=timing.steps)
-    return optimizers.build(chosen.function(), schedule=schedule, backbone=backbone, **keywords)
+    return optimizer
 
 
 def _schedule(chosen: Spec, epoch_end: EpochEnd) -> Callable[..., Any]:
