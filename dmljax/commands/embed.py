@@ -11,7 +11,7 @@
 The command writes embeddings.npy and items.safetensors: the labels, and query, gallery and groups
 if the split has them; ids and class names are JSON in its metadata. --synthetic also writes the
 synthetic features of a dvml run. --prefix=64 writes the first 64 dimensions as unit vectors, if the
-run was trained with method.prefixes. After an interruption, repeat the command.
+run was trained with method.prefixes. The same command continues after an interruption.
 
 --shard=I/N embeds the rows [I n/N, (I+1) n/N) into part-I-of-N/. Start N such processes anywhere;
 Concatenated, the parts equal the output of one process bitwise

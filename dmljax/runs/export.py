@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 from dmljax.weights import write_adapter
 
+_CHUNK = 4096  # images that a repeated call does not embed again
 _LAST = "embeddings.npy"  # the file that is written last
 
 
@@ -60,8 +62,8 @@ def embeddings(
 
     With `shard`, only its rows are embedded, into `out/part-I-of-N`; processes with the other
     shards, on this host or others, write their own parts and never wait for each other: see
-    `files.parts`. After a kill, the same call starts its part again. The concatenated parts are
-    bitwise equal to an export without `shard`, on the same hardware and batch size.
+    `files.parts`. The concatenated parts are bitwise equal to an export without `shard`, on the
+    same hardware and batch size. An interrupted export continues with the same call.
     """
     if dtype not in ("float32", "float16"):
         raise ValueError(f"embeddings are written as float32 or float16, not {dtype}")
@@ -78,21 +80,21 @@ def embeddings(
         )
     vectors.check_prefix(prefix, run.method.prefixes, "the run")
     images, out = split_of(run, split), pathlib.Path(out)
-    options: dict[str, Any] = {"dtype": dtype, "prefix": prefix, "source": str(workdir)}
+    task = {"split": split, "step": int(state.step), "dtype": dtype, "count": len(images)}
+    task |= {"overrides": list(overrides), "prefix": prefix, "model": _digest(state)}
     if shard is None:
         make_folder(out)
         if (out / _LAST).exists():
             raise FileExistsError(f"{out} holds {_LAST} already: choose another folder")
-        rows = range(len(images))
-        return _write(run, state, images, out, rows=rows, synthetic=synthetic, **options)
+        task["synthetic"] = synthetic
+        return _write(run, state, images, out, range(len(images)), task, str(workdir))
     if shard.count > len(images):
         raise ValueError(f"--shard={shard}: there are only {len(images):,} images")
-    task = {"split": split, "step": int(state.step), "dtype": dtype, "count": len(images)}
-    task |= {"overrides": list(overrides), "prefix": prefix, "model": _digest(state)}
     with parts.claimed(out, shard, task) as folder:
         if not parts.is_complete(folder):
-            _write(run, state, images, folder, rows=shard.rows(len(images)), **options)
-            parts.finish(folder, rows=shard.rows(len(images)))
+            rows = shard.rows(len(images))
+            _write(run, state, images, folder, rows, task, str(workdir))
+            parts.finish(folder, rows=rows)
     finished = len(parts.state(out)["folders"])
     return _written(folder)._replace(finished_parts=finished)
 
@@ -102,21 +104,31 @@ def _write(
     state: TrainState,
     images: Split,
     out: pathlib.Path,
-    *,
     rows: range,
-    dtype: str,
-    prefix: int | None,
+    task: dict[str, Any],
     source: str,
-    synthetic: bool = False,
 ) -> Written:
-    """Writes the arrays of these rows, each file completely or not at all."""
-    evaluator, split = Evaluator(run), subset(images, np.arange(rows.start, rows.stop))
-    arrays = {"embeddings": evaluator.embeddings(state, split)[MAIN]}
-    if prefix is not None:
-        arrays["embeddings"] = vectors.prefix(arrays["embeddings"], prefix)
-    if synthetic:
-        key = jax.random.fold_in(jax.random.key(run.options.seed), 0)
-        arrays |= evaluator.synthetic_features(state, split, key=key)
+    """Writes the arrays of these rows; a repeated call embeds only the missing chunks."""
+    mark = f"unfinished-{zlib.crc32(json.dumps(task).encode()):08x}"
+    if any(not path.name.startswith(mark) for path in out.glob("unfinished-*")):
+        raise ValueError(
+            f"{out} holds an unfinished export of other embeddings: finish that, or choose another "
+            "folder"
+        )
+    evaluator, paths = Evaluator(run), list[pathlib.Path]()
+    for start in range(rows.start, rows.stop, _CHUNK):
+        paths.append(out / f"{mark}-{start}.npz")
+        if paths[-1].exists():
+            continue
+        split = subset(images, np.arange(start, min(start + _CHUNK, rows.stop)))
+        arrays = {"embeddings": evaluator.embeddings(state, split)[MAIN]}
+        if task["prefix"] is not None:
+            arrays["embeddings"] = vectors.prefix(arrays["embeddings"], task["prefix"])
+        if task.get("synthetic"):
+            key = jax.random.fold_in(jax.random.key(run.options.seed), start)
+            arrays |= evaluator.synthetic_features(state, split, key=key)
+        with atomic_writer(paths[-1], "wb") as file:
+            np.savez(file, **arrays)
     # Names of all classes, so that labels of all parts mean the same.
     ids = [record_name(images.records, i) for i in rows]
     metadata = {"ids": json.dumps(ids), "classes": json.dumps(images.names), "run": source}
@@ -125,8 +137,12 @@ def _write(
     # `save_file` of safetensors would let nobody else read the file.
     with atomic_writer(out / "items.safetensors", "wb") as file:
         file.write(save(items, metadata=metadata))
-    for name, array in reversed(arrays.items()):
-        write_array(out / f"{name}.npy", array.astype(dtype))
+    chunks = [np.load(path) for path in paths]
+    for name in reversed(chunks[0].files):
+        array = np.concatenate([chunk[name] for chunk in chunks])
+        write_array(out / f"{name}.npy", array.astype(task["dtype"]))
+    for path in out.glob("unfinished-*"):
+        path.unlink()
     return _written(out)
 
 

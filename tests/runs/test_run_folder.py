@@ -170,23 +170,32 @@ def test_synthetic_features_are_refused_by_other_methods(finished, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_interrupted_embed_is_repeated_and_a_finished_one_is_kept(
-    finished, tmp_path, monkeypatch
-):
+def test_an_interrupted_embed_continues_and_never_mixes_two_calls(finished, tmp_path, monkeypatch):
     run, out = finished[0] / "run", tmp_path / "out"
+    original_embeddings, calls = Evaluator.embeddings, []
 
-    def interrupted(path, array):
-        raise KeyboardInterrupt
+    def embeddings(self, state, split):
+        calls.append(len(split))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original_embeddings(self, state, split)
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(export, "write_array", interrupted)
+    monkeypatch.setattr(Evaluator, "embeddings", embeddings)
+    monkeypatch.setattr(export, "_CHUNK", 12)
+    with pytest.raises(KeyboardInterrupt):
         export.embeddings(run, out)
-    assert not (out / "embeddings.npy").exists()
+    for other in ({"dtype": "float16"}, {"split": "train"}, {"step": 4}):
+        with pytest.raises(ValueError, match="finish that, or choose another folder"):
+            export.embeddings(run, out, **other)
     export.embeddings(run, out)
-    before = (out / "embeddings.npy").read_bytes()
-    with pytest.raises(FileExistsError, match=r"out holds embeddings\.npy already"):
-        export.embeddings(run, out, split="train")
-    assert (out / "embeddings.npy").read_bytes() == before
+    assert calls == [12, 12, 8, 8]
+    assert sorted(path.name for path in out.iterdir()) == ["embeddings.npy", "items.safetensors"]
+    monkeypatch.undo()
+    export.embeddings(run, tmp_path / "at once")
+    files = [np.load(path / "embeddings.npy") for path in (out, tmp_path / "at once")]
+    np.testing.assert_array_equal(*files)
+    with pytest.raises(FileExistsError, match=r"holds embeddings\.npy already"):
+        export.embeddings(run, out)
 
 
 def test_select_val_trains_without_the_held_out_classes_and_opens_the_best_step(tmp_path):
