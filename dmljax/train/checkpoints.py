@@ -37,10 +37,6 @@ _CLOSING_SECONDS = 5
 _POLL_SECONDS = 0.2
 
 
-class Mismatch(ValueError):
-    """A checkpoint does not fit the run."""
-
-
 class Base(NamedTuple):
     """Parameters that a run reads but does not change, so that no checkpoint needs to hold them.
 
@@ -264,7 +260,7 @@ class Checkpoints:
                 if old.get(path) != new.get(path) and not self._differ_in_zeros(
                     path, old.get(path), new.get(path)
                 ):
-                    raise Mismatch(
+                    raise ValueError(
                         f"checkpoint {step} of {self.folder} does not fit: {item}/{path} is "
                         f"{old.get(path, 'missing')} there and {new.get(path, 'unknown')} here"
                     )
