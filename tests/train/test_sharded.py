@@ -125,7 +125,7 @@ def test_every_way_to_share_learns_the_values_of_one_device(wide, devices, witho
 
 
 def test_a_device_computes_its_share_of_a_batch_alone(wide, without_diagnostics):
-    method = methods.pairs(wide, losses.triplet, classes=4, dim=8)
+    method = methods.pairs(wide, losses.contrastive, classes=4, dim=8)
     options = {"sharded": None, "classes": 4, "batch": 64}
     flops = [
         Step(method, devices=n, **options).compiled.cost_analysis()["flops"] for n in (1, 3, 8)
