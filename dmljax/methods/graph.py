@@ -8,6 +8,7 @@ unless embeddings are refined among their nearest neighbors (`refine`).
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -188,7 +189,7 @@ def refine(
     query: np.ndarray | None = None,
     gallery: np.ndarray | None = None,
     rows: int = 256,
-    **neighborhood: int,
+    **neighborhood: Any,
 ) -> np.ndarray:
     """Refines embeddings `[n e]`: passes each through `first_fn` with its k-reciprocal neighbors.
 
