@@ -64,7 +64,7 @@ RATE = {"cosine": 0.5}
     [
         ({"format": 2}, "format must be 1, got 2"),
         ({"files": {"README.md": "0"}}, "files.README.md must be 64 hexadecimal digits, got '0'"),
-        ({"files": {}}, r"has no params\.safetensors: export it again"),
+        ({"files": {}}, "the folder has another file, README.md"),
         ({"files": {"../a": "0" * 64}}, "a name in files must be one of"),
         ({"model": "f" * 64}, "the model digest of .* does not belong to its files"),
         ({"batch_sizes": []}, r"batch_sizes must be a list of one size or more, got \[\]"),

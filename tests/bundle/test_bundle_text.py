@@ -15,7 +15,7 @@ from serve import service_cases
 
 from dmljax import bundle as bundles
 from dmljax import nets
-from dmljax.bundle import backbones, files
+from dmljax.bundle import backbones, files, text
 from dmljax.bundle.errors import BadBundle
 from dmljax.commands import search
 from dmljax.config import registry
@@ -129,7 +129,7 @@ def test_words_and_images_are_compared_as_by_the_two_towers(made):
     )
     for word, message in refused.items():
         with pytest.raises(ValueError, match=message):
-            model.embed_text(["a red shoe", word])
+            text.check(["a red shoe", word])  # as `embed_text` does
     assert "embed_text" in (bundle / "README.md").read_text()
 
 
