@@ -106,7 +106,8 @@ def _list(path: str | os.PathLike) -> Collection:
         table = file.read_row_groups(groups, columns=columns)
         table = table.slice(rows.start - bounds[groups[0]], len(rows))
         if table["path"].null_count or table[id_column].null_count:
-            raise ValueError(f"{path}: a row of {rows.start} to {rows.stop} lacks its path or id")
+            place = f"rows {rows.start} to {rows.stop}"
+            raise ValueError(f"{path}: {place} contain a row without path or id")
         return [
             Image(
                 str(row[id_column]),
