@@ -35,7 +35,7 @@ def test_without_arguments_the_published_files_are_listed(monkeypatch, capsys, c
         assert published.license.name[:4] in row
         assert columns < 140 or f" {published.net} " in row
     assert run("explain", "resnet50") == 0
-    assert "sha256 begins with 19c8e357" in capsys.readouterr().out
+    assert "sha256:19c8e357" in capsys.readouterr().out
 
 
 def test_a_file_is_converted_with_the_options_of_the_net(tmp_path, capsys):
