@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from dmljax.config.fields import check, named
 from dmljax.files.reading import FileText
 from dmljax.hints import hint
-from dmljax.train import optimizers
 from dmljax.train.options import SECTIONS, Options, Spec, fields_of, takes
 
 
@@ -89,16 +88,11 @@ _RULES = {**KINDS, **ARGUMENTS, "call": _CALLED}
 # Kinds of functions by the fields that name them, where the kind is not the name of the field.
 _KINDS = {"eval_transform": "transform", "normalize": "normalization", "trained": "adaptation"}
 # Keywords of a field that are not arguments of its function, with their types.
-EXTRAS: Mapping[str, Mapping[str, Any]] = {
+_EXTRAS: Mapping[str, Mapping[str, Any]] = {
     # Fractions of the training split; whether an epoch has as many steps as with all images.
     "dataset": {"image_fraction": float, "class_fraction": float, "full_epochs": bool},
     "net": {"weights": str | None},
     "normalize": {"force": bool},
-    "optimizer": {
-        name: parameter.annotation
-        for name, parameter in inspect.signature(optimizers.build).parameters.items()
-        if name not in ("direction", "schedule", "backbone")
-    },
     "sampler": {"every": int | str},
     # Lengths, which `config.timing` turns into steps.
     "schedule": {"warmup": int | str, "at": Sequence[int | str]},
@@ -109,6 +103,18 @@ _STEPPED = ("loss", "miner", "mine_fn", "divergence_fn")
 
 # Packages of dmljax whose public functions are safe to import by a name in a foreign file.
 _LIBRARY = ("losses", "methods", "miners", "nets", "ops")
+
+
+@functools.cache
+def extras_of(field: str) -> Mapping[str, Any]:
+    """Returns the keywords of a field that are not arguments of its function, with their types."""
+    if field != "optimizer":
+        return _EXTRAS.get(field, {})
+    from dmljax.train import optimizers  # imports jax, which a list of names does not need
+
+    parameters = inspect.signature(optimizers.build).parameters.items()
+    others = ("direction", "schedule", "backbone")
+    return {name: parameter.annotation for name, parameter in parameters if name not in others}
 
 
 @functools.cache
@@ -264,7 +270,7 @@ def _import(name: str) -> Callable:
 def chosen(field: str, value: str | Mapping[str, Any]) -> Spec:
     """Returns the function that the value of a field names."""
     spec = named(value)
-    partial = resolve(_KINDS.get(field, field), spec, extras=EXTRAS.get(field, {}))
+    partial = resolve(_KINDS.get(field, field), spec, extras=extras_of(field))
     return Spec(spec, partial)
 
 

@@ -11,7 +11,7 @@ import optax
 
 from dmljax import adapt
 from dmljax.config.fields import check
-from dmljax.config.registry import EXTRAS
+from dmljax.config.registry import extras_of
 from dmljax.data import sampling
 from dmljax.data.sampling import sampler as samplers
 from dmljax.train import optimizers
@@ -146,7 +146,7 @@ def optimizer_of(
     Raises unless every group matches a parameter, and the layers have numbers.
     """
     chosen = options.optimizer
-    keywords = {k: chosen[k] for k in EXTRAS["optimizer"] if k in chosen}
+    keywords = {k: chosen[k] for k in extras_of("optimizer") if k in chosen}
     groups = [_group(group, epoch_end) for group in keywords.get("groups", ())]
     pattern = "|".join(map(re.escape, sorted(frozen)))
     frozen_groups = [{"path": f"^({pattern})$", "frozen": True}] if frozen else []
