@@ -301,21 +301,20 @@ def options_of(config: Mapping[str, Any], only: Collection[str] | None = None) -
 
 
 def _section(section: type, values: Mapping[str, Any], only: Collection[str] | None) -> Any:
-    def value_of(name: str, field: dataclasses.Field) -> Any:
-        value, is_resolved = values[name], only is None or name in only
+    fields, options = fields_of(section), dict(values)
+    for name, value in values.items():
+        is_resolved = only is None or name in only
         if name in SECTIONS:
-            return _section(SECTIONS[name], value, only if only is None else ())
-        if value is None:
-            return None
-        if settings := field.metadata.get("settings"):
-            return settings.get(value["name"], settings.get(""))(**value)
-        if name == "metrics" and is_resolved:
-            return tuple(x if x == "all" else chosen("metric", x) for x in value)
-        if takes(field, Spec):
-            return chosen(name, value) if is_resolved else Spec(named(value))
-        return value
-
-    return section(**{name: value_of(name, field) for name, field in fields_of(section).items()})
+            options[name] = _section(SECTIONS[name], value, only if only is None else ())
+        elif value is None:
+            continue
+        elif settings := fields[name].metadata.get("settings"):
+            options[name] = settings.get(value["name"], settings.get(""))(**value)
+        elif name == "metrics" and is_resolved:
+            options[name] = tuple(x if x == "all" else chosen("metric", x) for x in value)
+        elif takes(fields[name], Spec):
+            options[name] = chosen(name, value) if is_resolved else Spec(named(value))
+    return section(**options)
 
 
 def _tuples(value: Any) -> Any:
