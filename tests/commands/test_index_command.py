@@ -442,7 +442,7 @@ def test_a_create_of_images_that_failed_is_continued(images, place, tmp_path):
         table = pa.table({"id": ids, "path": pa.array([*paths, None], pa.string())})
         parquet.write_table(table, file, row_group_size=1024)
         words = ["index", "create", place, "--bundle=ab", f"--images={file}"]
-        with pytest.raises(ValueError, match="a row without path or id"):
+        with pytest.raises(ValueError, match="lacks its path or id"):
             run(*words)
         assert place.exists() == (count > 0)
     parquet.write_table(pa.table({"id": ids, "path": [*paths, path]}), file)
