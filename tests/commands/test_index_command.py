@@ -331,10 +331,7 @@ def test_imports_vectors_of_other_programs(place, tmp_path, capsys):
         ({"id": ["x"], "vector": [[1.0, 0.0, 0.0]], "metadata": ["{"]}, "not JSON in row 0"),
         ({"id": ["x", "y"], "vector": [[1.0, 0.0, 0.0], None]}, r"row 1 \(counted .* no vector"),
         # The lengths add up to two vectors of three numbers.
-        (
-            {"id": ["x", "y"], "vector": [[1.0, 0, 0, 0], [1.0, 0]]},
-            r"row 1 .* 2 numbers, not 4",
-        ),
+        ({"id": ["x", "y"], "vector": [[1.0, 0, 0, 0], [1.0, 0]]}, "4 dimensions, not of"),
     ):
         parquet.write_table(pa.table(columns), file)
         with pytest.raises(ValueError, match=message):
