@@ -175,7 +175,7 @@ def test_the_printed_values_of_a_recipe_have_their_sources():
     sources = {}
     for line in files.table(name, flags).splitlines():
         field, _, value_and_source = line.partition(" ")
-        sources[field] = value_and_source.split("  ")[-1]
+        sources[field] = value_and_source.split("  ")[-1].strip()
     assert sources["dataset.name"] == sources["optimizer.rate"] == "config file"
     assert sources["method.mlp_fn"] == sources["held_out.fraction"] == "command line"
     assert sources["method.dim"] == sources["optimizer.groups.0.path"] == "recipe"
