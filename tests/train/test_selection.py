@@ -136,7 +136,7 @@ def test_what_folds_refuse(tmp_path):
         build(tiny(tmp_path, held_out={"name": "fold", "index": 2, "count": 2}))
     with pytest.raises(ValueError, match=r"held_out.count=3 of 4 classes: choose 2 to 2"):
         build(tiny(tmp_path, held_out={"count": 3}))
-    with pytest.raises(ValueError, match=r"held_out has no 'fraction'. It has: count, index"):
+    with pytest.raises(ValueError, match=r"held_out has no field 'fraction'. It has: count, index"):
         build(tiny(tmp_path, held_out={"name": "fold", "fraction": 0.5}))
     with pytest.raises(ValueError, match=r"held_out has no setting 'folds': did you mean 'fold'"):
         build(tiny(tmp_path, held_out="folds"))
