@@ -195,6 +195,7 @@ class Studies:
         return Study("small", "small.py", "ab", rows, seeds=(0, 1, 2, 3))
 
     def steps(self, root):
+        from dmljax.files.writing import make_folder
         from dmljax.studies import outcomes
         from dmljax.studies.folder import StudyFolder
         from dmljax.studies.plan import PlannedRun
@@ -206,7 +207,7 @@ class Studies:
         run = root / "by_digest" / "digest0"
         yield lambda: folder.record(study, runs[:1])
         yield lambda: folder.record(study, runs[1:3])
-        yield run.mkdir
+        yield lambda: make_folder(run)
         yield lambda: outcomes.mark_failed(run, "out of memory", exit_status=1)
         yield lambda: folder.record(study, runs[3:])
         yield lambda: outcomes.forget_failure(run)
