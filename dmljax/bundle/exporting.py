@@ -155,9 +155,10 @@ def _test_images(run: Run, preprocess: preprocessing.Preprocessing) -> np.ndarra
     return np.stack(images)
 
 
-def _rows_by_class(split: Split) -> np.ndarray:
-    order = np.random.default_rng(0).permutation(len(split.names))
-    return np.argsort(order[split.labels], kind="stable")
+def _rows_by_class(split: Split, most: int | None = None) -> np.ndarray:
+    """Returns the rows of whole classes in random order, or the first `most` of each class."""
+    classes = np.argsort(np.random.default_rng(0).permutation(len(split.names)))
+    return np.concatenate([np.flatnonzero(split.labels == x)[:most] for x in classes])
 
 
 def _thresholds(
@@ -167,23 +168,19 @@ def _thresholds(
     # Large classes leave room for others: two halves of 8 classes have them.
     most = _THRESHOLD_IMAGES // (2 * FEWEST_CLASSES)
 
-    def sample(split: Split, embeddings: np.ndarray | None = None) -> figures.Labeled:
-        """Returns readable images, the first `most` of each class, class by class."""
-        rows = _rows_by_class(split)
-        starts = np.flatnonzero(np.diff(split.labels[rows], prepend=-1))  # of classes
-        within = np.arange(len(rows)) - np.repeat(starts, np.diff(starts, append=len(rows)))
-        rows = np.sort(rows[within < most][:_THRESHOLD_IMAGES])
-        if embeddings is None:
-            embeddings = evaluator.embeddings(state, subset(split, rows))[MAIN]
-        else:
-            embeddings = embeddings[rows]
+    def sample(split: Split, embed_fn: Callable[[np.ndarray], np.ndarray]) -> figures.Labeled:
+        rows = np.sort(_rows_by_class(split, most)[:_THRESHOLD_IMAGES])
+        embeddings = embed_fn(rows)
         readable = np.isfinite(embeddings).all(axis=1)
         return figures.Labeled(embeddings[readable], split.labels[rows][readable])
 
-    measured_on = sample(run.test, test)
-    if run.held_out is not None and len(run.held_out.names) >= FEWEST_CLASSES:
-        return figures.thresholds(sample(run.held_out), measured_on, split="val")
-    return figures.thresholds(*figures.halves(measured_on), split="test")
+    measured_on, held_out = sample(run.test, test.__getitem__), run.held_out
+    if held_out is None or len(held_out.names) < FEWEST_CLASSES:
+        return figures.thresholds(*figures.halves(measured_on), split="test")
+    chosen_on = sample(
+        held_out, lambda rows: evaluator.embeddings(state, subset(held_out, rows))[MAIN]
+    )
+    return figures.thresholds(chosen_on, measured_on, split="val")
 
 
 def write(

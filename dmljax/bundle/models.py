@@ -5,14 +5,13 @@ jax2onnx replaces functions of flax and jax.numpy while it runs, so it runs in i
     python -m dmljax.bundle.models FOLDER
 """
 
-import contextlib
 import importlib.util
 import os
 import pathlib
 import subprocess
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -143,23 +142,14 @@ def stablehlo(model: Model, *, platforms: Sequence[str] = PLATFORMS) -> export.E
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), model.tensors)
     (batch,) = export.symbolic_shape("b")
     inputs = jax.ShapeDtypeStruct((batch, *model.input_shape), model.dtype)
-    with _without_folders():
-        return export.export(jax.jit(model.embed_fn), platforms=list(platforms))(shapes, inputs)
-
-
-@contextlib.contextmanager
-def _without_folders() -> Iterator[None]:
-    """Makes programs name their source files without folders.
-
-    The folders would tell who exported a bundle, and change its digest.
-    """
-    name = "jax_hlo_source_file_canonicalization_regex"
-    before = getattr(jax.config, name)
-    jax.config.update(name, ".*/")
+    option = "jax_hlo_source_file_canonicalization_regex"
+    before = getattr(jax.config, option)
+    # The folders of source files would tell who exported a bundle.
+    jax.config.update(option, ".*/")
     try:
-        yield
+        return export.export(jax.jit(model.embed_fn), platforms=list(platforms))(shapes, inputs)
     finally:
-        jax.config.update(name, before)
+        jax.config.update(option, before)
 
 
 def check_onnx_installed() -> None:
