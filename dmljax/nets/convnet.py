@@ -36,7 +36,7 @@ class ConvNet(layers.Backbone, kw_only=True):
             )
         return {f"conv{i}": width for i, width in enumerate(self.widths, 1)}
 
-    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, jax.Array]:
+    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, Array]:
         def unit(_, x):
             options = {"norm": self.norm, "dtype": self.dtype, "impl": self.impl, "name": stage}
             layer = ConvNorm(

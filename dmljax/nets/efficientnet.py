@@ -57,7 +57,7 @@ class EfficientNetLite(layers.Backbone, kw_only=True):
         first, *others, last = (row[0] for row in _BLOCKS)
         return first, *(math.ceil(count * self.depth) for count in others), last
 
-    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, jax.Array]:
+    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, Array]:
         def conv_norm(x, features, size, names, strides=1, groups=1, limits=(0, 6)):
             x = x if strides == 1 else _padded(x, size, strides)
             padding = size // 2 if strides == 1 else 0

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -83,7 +82,7 @@ class GoogLeNet(layers.Backbone, kw_only=True):
     lrn_alpha: float = 1e-4
     pools: bool = True
 
-    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, jax.Array]:
+    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, Array]:
         del train
         max_pool = functools.partial(layers.max_pool, impl=self.impl)
 
@@ -139,7 +138,7 @@ class GoogLeNetBN(layers.Backbone, kw_only=True):
     transform_input: bool = True
     norm: Callable = BatchNorm
 
-    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, jax.Array]:
+    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, Array]:
         max_pool = functools.partial(layers.max_pool, impl=self.impl)
 
         def conv(x, features, size, name, strides=1):
@@ -199,7 +198,7 @@ class BNInception(layers.Backbone, kw_only=True):
 
     norm: Callable = BatchNorm
 
-    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, jax.Array]:
+    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, Array]:
         max_pool = functools.partial(layers.max_pool, impl=self.impl)
 
         def conv(x, features, size, name, strides=1):

@@ -9,8 +9,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-import jax
-
 from dmljax.nets import layers
 from dmljax.nets.layers import BatchNorm
 from dmljax.ops import Array
@@ -50,7 +48,7 @@ class MobileNetV2(layers.Backbone, kw_only=True):
         widths.append(layers.multiple_of_8(1280 * max(1.0, self.multiplier)))
         return {str(i): width for i, width in enumerate(widths)}
 
-    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, jax.Array]:
+    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, Array]:
         def conv_norm(x, features, size, names, strides=1, groups=1, limits=None):
             conv = self.conv(features, size, strides, groups=groups, name=names[0])
             norm = self.norm(dtype=self.dtype, name=names[1])
@@ -81,7 +79,7 @@ class MobileNetV2(layers.Backbone, kw_only=True):
                 x = outputs[stage] = layers.named(stage, fn, x, remat=self.remat)
             return x
 
-        outputs: dict[str, jax.Array] = {}
+        outputs: dict[str, Array] = {}
         layers.named("features", features, x)
         return outputs
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import flax.linen as nn
-import jax
 
 from dmljax.nets import layers
 from dmljax.nets.layers import BatchNorm
@@ -39,7 +38,7 @@ class ResNet(layers.Backbone, kw_only=True):
         width = self.width * (4 if self.bottleneck else 1)
         return {"stem": self.width} | {f"layer{i + 1}": width * 2**i for i in range(4)}
 
-    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, jax.Array]:
+    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, Array]:
         def conv_norm(x, features, size, strides, names):
             x = self.conv(features, size, strides, name=names[0])(x)
             return self.norm(dtype=self.dtype, name=names[1])(x, train=train)

@@ -92,8 +92,8 @@ def fit(
     """Builds the variables of `net` from the tensors of a file, which messages call `label`."""
     shapes_of_all_stages, shapes = variable_shapes(net, image_shape)
     name_map = name_map_of(tensors) if layout is TORCH else OWN_NAMES
-    names = {TORCH.name_fn(p): TORCH.shape_fn(x.shape) for p, x in shapes_of_all_stages.items()}
-    expected = recognition.names_of(lambda name, gated=False: names.get(name))
+    named = {TORCH.name_fn(p): TORCH.shape_fn(x.shape) for p, x in shapes_of_all_stages.items()}
+    expected = recognition.names_of(lambda name, gated=False: named.get(name))
     shape_fn = functools.partial(_shape_in_file, tensors, name_map)
     file_nets = recognition.names_of(shape_fn)
     if file_nets and expected and not set(file_nets) & set(expected):

@@ -174,8 +174,13 @@ def _options(file: pathlib.Path) -> dict[str, Any]:
     """Reads the options of an adapter and checks them."""
     try:
         options = {"alpha_pattern": {}, "bias": "none"} | reading.json_file(file)
-        number = float | int
-        types = {"peft_type": str, "alpha_pattern": dict, "r": number, "lora_alpha": number}
+        number: Any = float | int
+        types: dict[str, Any] = {
+            "peft_type": str,
+            "alpha_pattern": dict,
+            "r": number,
+            "lora_alpha": number,
+        }
         reading.check_types(options, types)
         alphas = options["alpha_pattern"]
         reading.check_types(alphas, dict.fromkeys(alphas, number))

@@ -106,7 +106,7 @@ def _efficientnet(shape: ShapeFn) -> dict[str, Any] | None:
 def _vit(shape: ShapeFn) -> dict[str, Any] | None:
     kernel = shape("patch_embed.proj.weight")
     gate, last = (shape(f"blocks.0.mlp.{x}.weight", gated=True) for x in ("gate", "fc2"))
-    is_gated = bool(gate and last) and gate[0] == last[-1]
+    is_gated = bool(gate and last and gate[0] == last[-1])
     fc2 = last if is_gated else shape("blocks.0.mlp.fc2.weight")
     if kernel is None or fc2 is None or len(kernel) != 4 or len(fc2) != 2:
         return None

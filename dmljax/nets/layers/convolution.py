@@ -259,7 +259,8 @@ class ConvNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "b h w i"], *, train: bool) -> Float[jax.Array, "b y x o"]:
-        options = {"dtype": self.dtype, "kernel_init": self.kernel_init, "impl": self.impl}
+        options: dict[str, Any] = {"dtype": self.dtype, "impl": self.impl}
+        options["kernel_init"] = self.kernel_init
         sizes = self.features, self.kernel, self.strides, self.padding
         conv, norm = Conv(*sizes, **options, name="conv"), self.norm(dtype=self.dtype, name="bn")
         return nn.relu(norm(conv(x), train=train))

@@ -177,7 +177,7 @@ class Backbone(nn.Module, kw_only=True):
         last = outputs[stages[-1]]
         return add_pooled(outputs, last, classes=self.classes, classifier=self.classifier)
 
-    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, jax.Array]:
+    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, Array]:
         """Returns the feature maps of `stages`; `x` is the input of the first one."""
         raise NotImplementedError
 
