@@ -111,8 +111,9 @@ def weights_of(name: str, path: str | os.PathLike | None) -> pathlib.Path:
         raise ValueError(f"--net: there is no {name!r} in `dmljax weights`{hint(name, PUBLISHED)}")
     path = path or at_hand.weights_at_hand().get(name)
     if path is None or not pathlib.Path(path).is_file():
+        reason = "" if path is None else f" ({path} is not a file)"
         raise FileNotFoundError(
-            f"the weights of {name} are not here: {get_command(name)}, or --weights=FILE"
+            f"the weights of {name} are not here{reason}: {get_command(name)}, or --weights=FILE"
         )
     return pathlib.Path(path)
 
