@@ -13,9 +13,8 @@ if the split has them; ids and class names are JSON in its metadata. --synthetic
 synthetic features of a dvml run. --prefix=64 writes the first 64 dimensions as unit vectors, if the
 run was trained with method.prefixes. The same command continues after an interruption.
 
---shard=I/N embeds the rows [I n/N, (I+1) n/N) into part-I-of-N/. Start N such processes anywhere;
-Concatenated, the parts equal the output of one process bitwise
-(docs/scale.md).
+--shard=I/N embeds the rows [I n/N, (I+1) n/N) into part-I-of-N/. Start N such processes anywhere.
+Concatenated, the parts equal the output of one process bitwise (docs/scale.md).
 
 With a bundle or --net (a published backbone without training), --images is a folder or a Parquet
 file with a column `path` and an optional column `id`. The parts are then Parquet files of ids,

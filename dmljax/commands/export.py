@@ -5,10 +5,10 @@
     dmljax export --net=dinov2_s14 --weights=model.safetensors --out=dino.bundle
     dmljax export runs/photos --adapter --out=adapter
 
-The programs run in new processes on up to 256 test images. If one of them differs from the
-checkpoint, the exit status is 2 and no bundle is written. The same holds for a run from pretrained
-weights that scores below its backbone without training, on held-out classes or else on the test
-split, unless --allow-worse is given. In Python:
+The command loads the written programs and runs them on up to 256 test images. If one of them
+differs from the checkpoint, the exit status is 2 and no bundle is written. The same holds for a run
+from pretrained weights that scores below its backbone without training, on held-out classes or else
+on the test split, unless --allow-worse is given. In Python:
 dmljax.bundle.load("photos.bundle").embed(["a.jpg"]). docs/ship.md describes the files.
 
 --net exports a published backbone (`dmljax weights`) without training. Without --weights, the
