@@ -12,8 +12,7 @@ from ml_collections import ConfigDict
 from system import load_module
 
 from dmljax import nets
-from dmljax.config import files as config
-from dmljax.config import registry, timing
+from dmljax.config import fields, registry, timing
 from dmljax.config.build import build
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
@@ -29,7 +28,7 @@ def _sizes(name, arg, classes, net="convnet"):
     """Parameters of each module, by tracing."""
     actual = _module(name).get_config(arg)
     module = getattr(nets, net)()  # the width of the embedding is set, so any net will do
-    method = registry.resolve("method", config.plain(actual.method))
+    method = registry.resolve("method", fields.plain(actual.method))
     method = method(module, LOSS, classes=classes)
     side = 227 if net == "resnet50" else 32
     batch = {
@@ -154,7 +153,7 @@ def test_the_rate_is_divided_at_both_reloads_and_once_as_published():
     for published in (False, True):
         actual = module.get_config(f"published={published}")
         assert actual.steps == "70 epochs"
-        spec = config.plain(actual.schedule)
+        spec = fields.plain(actual.schedule)
         steps = functools.partial(timing.steps, epoch_end=lambda epochs: 120 * epochs)
         spec["at"] = [steps(at) for at in spec["at"]]
         factor = registry.resolve("schedule", spec)(total=steps(actual.steps))
