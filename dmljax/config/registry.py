@@ -174,16 +174,29 @@ def resolve(
                 raise TypeError(
                     f"{name} has no argument {keyword!r}{hint(keyword, [*known, *extras])}"
                 )
+    annotations = {n: p.annotation for n, p in parameters.items() if p.annotation is not p.empty}
     schedules: dict[str, Callable] = {}
     for key, value in list(keywords.items()):
         if key in ARGUMENTS and isinstance(value, str | Mapping):
             argument = resolve(key, value)
             keywords[key] = argument if argument.keywords else argument.func
-        elif kind in _STEPPED and ("name" if isinstance(value, Mapping) else ":") in str(value):
+        elif kind in _STEPPED and _is_schedule(value) and not _fits(value, annotations.get(key)):
             schedules[key] = resolve("value", keywords.pop(key))
-    annotations = {n: p.annotation for n, p in parameters.items() if p.annotation is not p.empty}
     check(name, keywords, annotations)
     return functools.partial(_scheduled(function, schedules) if schedules else function, **keywords)
+
+
+def _is_schedule(value: Any) -> bool:
+    return "name" in value if isinstance(value, Mapping) else ":" in str(value)
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    """Tells whether an argument with this annotation, if it has one, takes a value as it is."""
+    try:
+        check("", {"": value}, {} if annotation is None else {"": annotation})
+    except (TypeError, ValueError):
+        return False
+    return annotation is not None
 
 
 def _function(name: str, kind: str) -> Callable:
