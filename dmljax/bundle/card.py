@@ -14,6 +14,7 @@ from dmljax.bundle.files import Manifest, Threshold
 from dmljax.config import method
 from dmljax.config.fields import PATHS, named
 from dmljax.files.result import Result
+from dmljax.index.nearest import SIMILARITIES
 from dmljax.metrics import level_text
 from dmljax.runs.frozen import Against, sentence
 from dmljax.train.run import Run
@@ -38,7 +39,6 @@ def text(
     `scores` are those of `figures` by the widths of the embeddings. `against` are scores of the
     pretrained backbone without training, and `result` is that of the exported `step`, if it exists.
     """
-    cosine = manifest.output.similarity == "cosine"
     thresholds, digest = manifest.thresholds, result and result.digests.get("data")
     overlap = len(set(run.train.names) & set(run.test.names))
     splits = ((x, f"{len(y):,}", f"{len(y.names):,}") for x, y in run.splits.items())
@@ -56,7 +56,7 @@ def text(
         "dataset": json.dumps(run.options.dataset["name"]),
         "metric_lines": "\n".join(f"- {json.dumps(x)}" for x in main) or "- recall",
         "data_set": _data_set(run),
-        "kind": "unit vectors, compared by their cosine" if cosine else "compared by distance",
+        "kind": SIMILARITIES[manifest.output.similarity].sentence,
         "method": named(run.config["method"])["name"],
         "loss": named(run.config["loss"])["name"],
         "split_table": _table("split | images | classes", splits),
@@ -77,8 +77,8 @@ def text(
         "if_test": chosen and chosen.uses_test,
         "if_scores": main,
         "if_no_scores": not main,
-        "if_thresholds": cosine and thresholds,
-        "if_no_thresholds": cosine and not thresholds,
+        "if_thresholds": manifest.output.unit and thresholds,
+        "if_no_thresholds": manifest.output.unit and not thresholds,
         "if_frozen": against,
         "if_prefixes": len(scores) > 1,
         "if_boxes": run.test.boxes is not None,

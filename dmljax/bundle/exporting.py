@@ -23,6 +23,7 @@ from dmljax.files import locks, reading
 from dmljax.files import result as results
 from dmljax.files.run_folder import RunFolder
 from dmljax.files.writing import make_folder, sync
+from dmljax.index.nearest import SIMILARITIES
 from dmljax.metrics.significance import FEWEST_CLASSES
 from dmljax.report.run import without_paths
 from dmljax.runs import frozen
@@ -250,7 +251,7 @@ def describe(
     net, method = named(config["net"]), named(config["method"])
     precision = str(net.get("dtype") or method.get("dtype") or "float32")
     today = datetime.datetime.now(datetime.UTC).date()
-    similarity = "cosine" if unit else "euclidean"
+    similarity = next(x.name for x in SIMILARITIES.values() if x.needs_unit == unit)
     return files.Manifest(
         format=files.FORMAT,
         dmljax=dmljax.__version__,

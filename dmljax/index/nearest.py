@@ -32,6 +32,8 @@ class Similarity(NamedTuple):
     """(products [q n], queries, vectors) -> scores that order the rows as the similarity does, and
     a bound of their errors for each query. It may write into the products."""
     needs_unit: bool  # whether vectors must have the length 1
+    is_distance: bool  # whether it is a negative distance, which people read without the sign
+    sentence: str  # of a bundle's card
     limits: tuple[float, float]  # the smallest and the largest possible value
     operator: str  # of pgvector, which orders rows by it
 
@@ -78,15 +80,27 @@ class Block(NamedTuple):
 SIMILARITIES = {
     similarity.name: similarity
     for similarity in (
-        Similarity("cosine", "the cosine", _cosine, _screen_cosine, True, (-1, 1), "<=>"),
+        Similarity(
+            "cosine",
+            "the cosine",
+            _cosine,
+            _screen_cosine,
+            needs_unit=True,
+            is_distance=False,
+            sentence="unit vectors, compared by their cosine",
+            limits=(-1, 1),
+            operator="<=>",
+        ),
         Similarity(
             "euclidean",
             "minus the Euclidean distance",
             _minus_distance,
             _screen_distance,
-            False,
-            (-np.inf, 0),
-            "<->",
+            needs_unit=False,
+            is_distance=True,
+            sentence="compared by distance",
+            limits=(-np.inf, 0),
+            operator="<->",
         ),
     )
 }

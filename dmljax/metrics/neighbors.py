@@ -10,7 +10,7 @@ from jaxtyping import Float, Int, Integer
 
 from dmljax import retrieval
 from dmljax.metrics.sides import Sides, counted, sides
-from dmljax.retrieval import Embeddings, Labels, SimilarityFn
+from dmljax.retrieval import Embeddings, Labels, SimilarityFn, rules
 
 __all__ = ["Neighborhoods", "neighborhoods"]
 
@@ -122,8 +122,8 @@ def _nearest_other(
             queries.vectors[rows],
             items.vectors,
             k=1,
-            groups=np.column_stack([queries.codes, queries.groups])[rows],
-            gallery_groups=np.column_stack([items.codes, items.groups]),
+            groups=rules.leave_out_classes(queries.groups, queries.codes)[rows],
+            gallery_groups=rules.leave_out_classes(items.groups, items.codes),
         )
     return others, other_similarities
 

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int, Integer
 
 from dmljax.metrics.sides import blocks, counted, sides
 from dmljax.retrieval import Embeddings, Labels
+from dmljax.retrieval.rules import may_mask
 
 __all__ = [
     "SimilarityHistograms",
@@ -76,7 +77,7 @@ def similarity_histograms(
     counts, positives = np.zeros(bins, np.int64), np.zeros(bins, np.int64)
     for rows, columns, similarities in blocks(queries, items, tile):
         where = None  # all
-        if len(np.intersect1d(rows.groups, columns.groups)):
+        if may_mask(rows.groups, columns.groups):
             where = counted(rows, columns)
             if search.within and rows.rows[0] == columns.rows[0]:
                 where = np.triu(where, 1)  # each unordered pair once

@@ -302,8 +302,8 @@ def duplicates(data: Data, near: metrics.Neighborhoods, gray_fn: GrayFn | None) 
     threshold, pairs = _copies(data, near, gray_fn, item_gray_fn, **data.search.options)
     listed = [{"a": a, "b": int(items[b]), "similarity": cosine} for a, b, cosine in pairs]
     note = (
-        f"Mutual nearest neighbors of two classes, with a cosine of at least {threshold:.3f} (99 % "
-        "of the best partners within a class are farther)"
+        f"Mutual nearest neighbors of two classes, with a cosine of at least {threshold:.3f} "
+        f"({100 * _NEAR:g} % of the best partners within a class are farther)"
     )
     note += ". No pixels were compared." if gray_fn is None else " and almost the same pixels."
     return {"duplicates": listed[:_MOST_LISTED], "duplicates_note": note} if listed else {}

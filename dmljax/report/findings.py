@@ -215,7 +215,8 @@ def suspected_labels(
         return nothing, "no item has another one of its class"
     recall = float(np.nanmean(recall_at_1)) if not np.isnan(recall_at_1).all() else 0.0
     if recall < _LOWEST_RECALL:
-        return nothing, f"R@1 is {100 * recall:.1f}, too low to judge labels: 50 is needed"
+        needed = f"{100 * _LOWEST_RECALL:g}"
+        return nothing, f"R@1 is {100 * recall:.1f}, too low to judge labels: {needed} is needed"
     own, other = near.own_similarity, near.other_similarity
     chance = similarity_at_share(histograms, _CHANCE / np.maximum(near.positives, 1))
     ordinary = np.quantile(own[has_own], _ORDINARY)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from dmljax.retrieval import counting, filtering, inputs, layout, sorting, tiles
+from dmljax.retrieval import counting, filtering, inputs, layout, rules, sorting, tiles
 from dmljax.retrieval.inputs import Embeddings, Labels
 from dmljax.retrieval.layout import Ranks
 from dmljax.retrieval.rules import SimilarityFn, euclidean
@@ -78,8 +78,8 @@ def ranks(
     # `groups` the labels are enough.
     query_columns, item_columns = query_codes[:, None], item_codes[:, None]
     if groups is not None:
-        query_columns = np.column_stack([query_columns, query_groups])
-        item_columns = np.column_stack([item_columns, item_groups])
+        query_columns = rules.leave_out_classes(query_groups, query_codes)
+        item_columns = rules.leave_out_classes(item_groups, item_codes)
     make_tiles = partial(Tiles, center=center, similarity_fn=similarity_fn)
     make_columns = partial(make_tiles, items, slots, item_columns, side=side)
     column_tiles = make_columns(mesh=mesh, spec=REPLICATED)

@@ -62,6 +62,16 @@ def mask(rows: Groups, columns: Groups) -> Any:
     return functools.reduce(operator.or_, pairs)
 
 
+def may_mask(rows: Groups, columns: Groups) -> bool:
+    """Returns False only if `mask` leaves out no pair of these rows and columns."""
+    return bool(len(np.intersect1d(rows, columns)))
+
+
+def leave_out_classes(groups: Int[np.ndarray, "n g"], codes: Int[np.ndarray, "n"]) -> Groups:
+    """Returns groups by which `mask` also leaves out the items of the same class."""
+    return np.column_stack([codes, groups])
+
+
 def precedes(negative: Any, positive: Any) -> Any:
     """Returns whether a negative of this similarity ranks ahead of a positive: at a tie it does."""
     return negative >= positive

@@ -78,10 +78,9 @@ def check_rows(study: Study) -> dict[str, dict[str, Any]]:
                     f"the rows {other!r} and {row.name!r} have the same config: remove one of "
                     "them, or change it"
                 )
-        elif row.choose:
-            rule = {"select": row.choose, "patience": None}
+        elif row.choose and row.choose != "last":
             origin = _as_candidate(study, study.row(row.runs_of))
-            overrides = {**origin.overrides, **rule}
+            overrides = {**origin.overrides, "select": row.choose}
             _check(study, origin._replace(name=row.name, overrides=overrides), ())
     return configs
 
