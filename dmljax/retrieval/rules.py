@@ -67,7 +67,9 @@ def may_mask(rows: Groups, columns: Groups) -> bool:
     return bool(len(np.intersect1d(rows, columns)))
 
 
-def leave_out_classes(groups: Int[np.ndarray, "n g"], codes: Int[np.ndarray, "n"]) -> Groups:
+def leave_out_classes(
+    groups: Int[np.ndarray, "n g"], codes: Int[np.ndarray, "n"]
+) -> Int[np.ndarray, "n c"]:
     """Returns groups by which `mask` also leaves out the items of the same class."""
     return np.column_stack([codes, groups])
 
