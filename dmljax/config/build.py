@@ -16,11 +16,12 @@ from dmljax.data.features import transforms_of
 from dmljax.data.records import Reader
 from dmljax.data.splits import images_of
 from dmljax.methods import assemble
-from dmljax.methods.base import Method
+from dmljax.methods.base import Inspect, Method
 from dmljax.train import attention_choice, devices, initial_state, start
+from dmljax.train.evaluation import MEAN
 from dmljax.train.options import Cached
 from dmljax.train.run import Run
-from dmljax.train.step import check_chunks, init_state
+from dmljax.train.step import TrainState, check_chunks, init_state
 from dmljax.weights import file_digest
 
 
@@ -51,8 +52,11 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         )
         normalize_fn = functools.partial(_normalized_images, normalize_fn)
 
-    def example() -> jax.Array:
-        return normalize_fn(jax.numpy.zeros((2, *image_shape), jax.numpy.uint8))
+    def example(shape: tuple[int, ...] = image_shape) -> jax.Array:
+        return normalize_fn(jax.numpy.zeros((2, *shape), jax.numpy.uint8))
+
+    def eval_example() -> jax.Array:
+        return example(eval_image_shape)
 
     if (count := options.runtime.devices) and jax.process_count() > 1:
         raise ValueError(
@@ -99,7 +103,13 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
     check_chunks(trained, shapes, jax.eval_shape(example), chunk=options.chunk)
     scores.check_evaluation(options.evaluate, data, trained)
     metrics = scores.metrics_of(options.evaluate)
-    selection = scores.selection_of(options, metrics)
+    selection = scores.selection_of(
+        options,
+        metrics,
+        lambda: scores.further_names(
+            options.evaluate, metrics, trained, _part_names(trained, shapes, eval_example)
+        ),
+    )
     return Run(
         config=fields.with_normalization(config, normalization),
         options=options,
@@ -126,6 +136,18 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         **data._asdict(),
         **timing._asdict(),
     )
+
+
+def _part_names(
+    method: Method, shapes: TrainState, example_fn: Callable[[], jax.Array]
+) -> list[str]:
+    """Returns the names of the parts of an embedding that are scored, such as learners."""
+    parts_fn = (method.inspect or Inspect()).parts
+    if parts_fn is None:
+        return []
+    images = jax.eval_shape(example_fn)
+    parts = jax.eval_shape(parts_fn, shapes.params, shapes.model_state, images)
+    return [*parts, *[MEAN] * (len(parts) > 1)]
 
 
 def _normalized_images(normalize_fn: Callable, x: jax.Array) -> jax.Array:

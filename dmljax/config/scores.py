@@ -11,7 +11,7 @@ from dmljax.config.method import functions_of
 from dmljax.config.registry import options_of
 from dmljax.hints import hint
 from dmljax.methods.base import Inspect, Method
-from dmljax.train.evaluation import cut_names
+from dmljax.train.evaluation import cut_names, prefix_name
 from dmljax.train.options import EvaluationOptions, Options
 from dmljax.train.run import Metrics, Selection
 
@@ -33,6 +33,19 @@ def check_evaluation(options: EvaluationOptions, data: Data, method: Method) -> 
     }
     if wrong := [message for message, is_true in problems.items() if is_true]:
         raise ValueError(wrong[0])
+
+
+def further_names(
+    options: EvaluationOptions, scores: Metrics, method: Method, part_names: Iterable[str]
+) -> list[str]:
+    """Names the scores of further rankings, of prefixes, and of the parts of an embedding."""
+    recalls = [f"R@{k}" for k in scores.ks]
+    ranked = [*recalls, *scores.ranking_fns]
+    groups = [*options.rankings, *map(prefix_name, method.prefixes)]
+    return [
+        *(f"{group}/{name}" for group in groups for name in ranked),
+        *(f"{part}/{name}" for part in part_names for name in recalls or ["R@1"]),
+    ]
 
 
 def metrics_of(options: EvaluationOptions) -> Metrics:
@@ -95,11 +108,13 @@ def check(config: Mapping[str, Any], wanted: Iterable[str] = ()) -> None:
             )
 
 
-def selection_of(options: Options, scores: Metrics) -> Selection:
-    """Returns the score that chooses the step.
+def selection_of(
+    options: Options, scores: Metrics, names_fn: Callable[[], Iterable[str]] | None = None
+) -> Selection:
+    """Returns the score that chooses the step, which the evaluation must have.
 
-    The evaluation must have it; names of learners and of prefixes, as in 'test/learners/R@1', are
-    known only when it runs.
+    `names_fn` names the scores of learners and of prefixes, such as 'learners/R@1', which only the
+    method knows; without it, they are not checked.
     """
     rule = options.select
     split, _, score = ("test", "", "R@1") if rule == "last" else rule.partition("/")
@@ -117,7 +132,11 @@ def selection_of(options: Options, scores: Metrics) -> Selection:
         *scores.embedding_fns,
         *(["knn"] if evaluate.knn else []),
     ]
-    name = selection.score.rpartition("/")[2]
+    name = selection.score
+    if "/" in name and names_fn is None:
+        name = name.rpartition("/")[2]
+    elif "/" in name and names_fn is not None:
+        names += names_fn()
     problems = {
         "select must be 'last', or a score of a split such as 'val/R@1' or 'test/MAP@R', not "
         f"{rule!r}": split not in ("val", "test"),
@@ -127,7 +146,9 @@ def selection_of(options: Options, scores: Metrics) -> Selection:
             name not in names
         ),
         f"select={rule!r} would choose the step with the highest {name}, but a low value is "
-        "better: choose another score, such as test/R@1": name in metrics.LESS_IS_BETTER,
+        "better: choose another score, such as test/R@1": (
+            name.rpartition("/")[2] in metrics.LESS_IS_BETTER
+        ),
     }
     if wrong := [message for message, is_true in problems.items() if is_true]:
         raise ValueError(wrong[0])

@@ -1,5 +1,6 @@
 """Convolution, linear map, and the unit of convolution, batch norm and relu."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -175,7 +176,8 @@ class CenteredDense(nn.Module):
     """
 
     features: int
-    whiten: float = 0.5  # `train.features.centered` gets the number from the config
+    # `train.features.centered` gets the number from the config.
+    whiten: float = dataclasses.field(default=0.5, kw_only=True)
     dtype: Dtype | None = None
 
     def __post_init__(self):
@@ -204,7 +206,7 @@ class MLP(nn.Module):
     """
 
     features: int
-    hidden: int | None = None
+    hidden: int | None = dataclasses.field(default=None, kw_only=True)
     dtype: Dtype | None = None
 
     @nn.compact
