@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
 
     options |= values_of(arguments, RunFlags) | {"prefix": arguments.prefix, "shard": shard}
     written = run_export.embeddings(folder, arguments.out, split=arguments.split, **options)
-    text = f"{written.folder}: {written.count:,} embeddings"
+    text = f"{written.folder}: {written.images:,} embeddings"
     if written.unreadable:
         text += f", {counted(written.unreadable, 'NaN row')} (no readable image)"
     if shard is not None:

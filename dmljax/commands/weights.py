@@ -40,8 +40,10 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
 
     file, name, to = arguments.file, arguments.name, arguments.to
     is_explained = file == "explain" and name
-    if not arguments.fetch and not is_explained and (name or file == "explain"):
-        raise ValueError(f"{file} {name or ''} is not known: see dmljax weights --help")
+    if file == "explain" and not name:
+        raise ValueError("name a published file or net to explain, such as dinov2_s14")
+    if not arguments.fetch and not is_explained and name:
+        raise ValueError(f"{file} {name} is not known: see dmljax weights --help")
     if arguments.fetch or is_explained or file in (None, "list"):
         words = [*given(arguments, "net", "to", "adapter"), *extras]
         words += [word for word in (file, name) if word and arguments.fetch]

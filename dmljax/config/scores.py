@@ -38,7 +38,7 @@ def check_evaluation(options: EvaluationOptions, data: Data, method: Method) -> 
 def further_names(
     options: EvaluationOptions, scores: Metrics, method: Method, part_names: Iterable[str]
 ) -> list[str]:
-    """Names the scores of further rankings, of prefixes, and of the parts of an embedding."""
+    """Lists the scores of further rankings, of prefixes, and of the parts of an embedding."""
     recalls = [f"R@{k}" for k in scores.ks]
     ranked = [*recalls, *scores.ranking_fns]
     groups = [*options.rankings, *map(prefix_name, method.prefixes)]

@@ -388,7 +388,7 @@ def _sides(
     within_batch = references is None
     if within_batch and reference_labels is not None:
         raise ValueError("reference_labels without references: pass both or neither")
-    references = anchors if within_batch else matrix("references", references)
+    references = anchors if references is None else matrix("references", references)
     if anchors.shape[1] != references.shape[1]:
         raise ValueError(
             f"embeddings {anchors.shape} and references {references.shape} differ in their last "

@@ -93,7 +93,7 @@ def mean_distance_ranks(
     counts = inputs.counts_of(learners, gallery)
     query_codes, item_codes = inputs.integer_labels(labels, gallery_labels, counts)
     query_groups, item_groups = inputs.exclusion_codes(None, None, counts)
-    slots, *classes = layout.class_slots(query_codes, item_codes, 1)
+    slots, starts, sizes = layout.class_slots(query_codes, item_codes, 1)
     slot_groups, on_device = item_groups[slots], jnp.asarray(items[slots], jnp.float32)
     for start in range(0, len(learners), rows):
         tiles.check_stop()
@@ -101,7 +101,7 @@ def mean_distance_ranks(
         # The last block is filled up, so that the distances compile once.
         filled = learners[np.resize(queries, min(rows, len(learners)))]
         strip = np.array(_similarities(jnp.asarray(filled, jnp.float32), on_device))
-        block = layout.query_block(queries, query_codes, query_groups, *classes, slot_groups)
+        block = layout.query_block(queries, query_codes, query_groups, starts, sizes, slot_groups)
         if block.positives.any():
             yield _sort(block, strip, slot_groups)
 

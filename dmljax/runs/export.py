@@ -35,7 +35,7 @@ class Written(NamedTuple):
     """The folder of written embeddings, their count, and rows of NaN: no readable image."""
 
     folder: pathlib.Path
-    count: int
+    images: int
     unreadable: int
     finished_parts: int
 
@@ -121,7 +121,7 @@ def _write(
         if paths[-1].exists():
             continue
         split = subset(images, np.arange(start, min(start + _CHUNK, rows.stop)))
-        arrays = {"embeddings": evaluator.embeddings(state, split)[MAIN]}
+        arrays: dict[str, Any] = {"embeddings": evaluator.embeddings(state, split)[MAIN]}
         if task["prefix"] is not None:
             arrays["embeddings"] = vectors.prefix(arrays["embeddings"], task["prefix"])
         if task.get("synthetic"):

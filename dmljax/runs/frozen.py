@@ -155,20 +155,25 @@ def _against(run: Run, scores: QueryScores, frozen: QueryScores) -> list[Against
         options: dict = {"groups": frozen.labels, "over": run.options.evaluate.average}
         low, high = metrics.interval(values, **options)
         result = metrics.compare(scores.values[name], values, **options)
-        limits = [None if np.isnan(x) else float(x) for x in (low, high, result.low, result.high)]
         rows.append(
             Against(
-                scores.split,
-                name,
-                _mean(run, scores, name),
-                _mean(run, frozen, name),
-                *limits[:2],
-                result.difference,
-                *limits[2:],
-                result.verdict,
+                split=scores.split,
+                name=name,
+                trained=_mean(run, scores, name),
+                frozen=_mean(run, frozen, name),
+                frozen_low=_limit(low),
+                frozen_high=_limit(high),
+                difference=result.difference,
+                low=_limit(result.low),
+                high=_limit(result.high),
+                verdict=result.verdict,
             )
         )
     return rows
+
+
+def _limit(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
 
 
 def _by_split(rows: Sequence[Against]) -> dict[str, list[Against]]:
@@ -234,8 +239,8 @@ def check(
     """
     if run.weights is None and run.options.start is None:
         return []
-    has_val = run.held_out is not None and len(run.held_out)
-    val = evaluator.embeddings(state, run.held_out)[MAIN] if has_val else None
+    held_out = run.held_out  # None, or without images
+    val = evaluator.embeddings(state, held_out)[MAIN] if held_out else None
     evaluation = Evaluation({}, dict(test_embeddings), val)
     score_fn = _score_fn(run, evaluator, workdir)
     try:

@@ -102,7 +102,7 @@ def test_embed_writes_the_embeddings_of_the_net(finished, tmp_path, dtype):
     folder, scores = finished
     written = export.embeddings(folder / "run", tmp_path / "out", dtype=dtype)
     out = written.folder
-    assert (written.count, written.unreadable) == (32, 0)
+    assert (written.images, written.unreadable) == (32, 0)
     assert sorted(p.name for p in out.iterdir()) == ["embeddings.npy", "items.safetensors"]
     embeddings = np.load(out / "embeddings.npy")
     run, state = run_folder.reopen(folder / "run")

@@ -218,7 +218,7 @@ def test_unreadable_images_are_skipped_counted_and_logged_once(tmp_path, capsys,
     for shard in (None, parts.Shard(0, 1)):
         out = tmp_path / f"embeddings-{shard is None}"
         written = export.embeddings(tmp_path / "run", out, shard=shard)
-        assert (written.count, written.unreadable) == (31, 1)
+        assert (written.images, written.unreadable) == (31, 1)
     with pytest.raises(ValueError, match=r"c0.000.png cannot be read: it has zero bytes"):
         training.run(config | {"unreadable": "raise"}, tmp_path / "strict")
 

@@ -268,7 +268,7 @@ def test_explain_says_what_a_file_is(capsys):
         assert all(fragment in printed for fragment in fragments), printed
     for words, message in (
         (["explain", "dinov2_s15"], "did you mean 'dinov2_s14'"),
-        (["explain"], "name a file to convert or to explain"),
+        (["explain"], "name a published file or net to explain"),
         (["x.pth", "y"], "x.pth y is not known: see dmljax weights --help"),
     ):
         with pytest.raises(ValueError, match=message):
