@@ -4,8 +4,9 @@
     dmljax evaluate runs/glyphs --split=train --step=325
     dmljax evaluate runs/photos --config.dataset.root=elsewhere
 
-The command uses the config of the run; --config.field=value changes a field. Data that have changed
-since the training are refused, unless --config.dataset... names them.
+The command uses the config of the run; --config.field=value changes a field. It refuses data whose
+labels, paths or sampled file sizes have changed since the training, unless --config.dataset...
+names them.
 """
 
 import argparse

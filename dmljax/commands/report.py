@@ -9,8 +9,9 @@
 
 The page is one file that opens in any browser without a network; --text prints the main numbers.
 The command embeds the test split again, with the selected checkpoint or the checkpoint --step;
---config.dataset.root=... names a new folder of the images. Data that have changed since the
-training are refused. A comparison reads scores.safetensors and report.html of the runs.
+--config.dataset.root=... names a new folder of the images. It refuses data whose labels, paths or
+sampled file sizes have changed since the training. A comparison reads scores.safetensors and
+report.html of the runs.
 
 Labels are integers or names in a .npy file, lines of a .txt file, or items.safetensors of dmljax
 embed. The images of a folder belong to the embeddings in the order of their paths. --baseline names

@@ -92,7 +92,7 @@ def override(config: dict[str, Any], flags: Iterable[str]) -> dict[str, Any]:
         if not isinstance(section, dict):
             raise ValueError(f"{flag}: {'.'.join(parents)} has no fields")
         try:
-            section[leaf] = ast.literal_eval(value)
+            section[leaf] = value if value == "..." else ast.literal_eval(value)
         except (ValueError, SyntaxError):
             section[leaf] = value
     return config

@@ -47,7 +47,9 @@ class Settings:
     allow_add: bool = _field(False, "let clients add items")
     allow_delete: bool = _field(False, "let clients delete items")
     program: str = _field("stablehlo", "program of the bundle: stablehlo or onnx")
-    decoders: int = _field(0, "worker processes that decode images; 0 takes one per core")
+    decoders: int = _field(
+        0, "worker processes that decode images; 0 takes one per core, but at least two"
+    )
     quiet: bool = _field(False, "do not log requests")
     limits: Limits = Limits()
 

@@ -266,7 +266,7 @@ class Options:
         0.0, "weight of a loss that keeps the similarities of the pretrained backbone", least=0
     )
     ladder: Sequence[dict] = _option(
-        (), "stages of fine-tuning, each a name and the fields that it changes: docs/finetune.md"
+        (), "steps of fine-tuning, each a name and the fields that it changes: docs/finetune.md"
     )
     trained: Spec = _option(
         "all",
