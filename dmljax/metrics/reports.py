@@ -36,6 +36,20 @@ __all__ = [
 RankingFn = Callable[..., np.ndarray]
 ClusteringFn = Callable[..., float]  # (labels [b], assignment [b]) -> one number
 
+# Sentences of a table of scores, by display name.
+MEANINGS = {
+    "R@1": "fraction of queries whose nearest image has their class",
+    "P@1": "precision of the nearest image",
+    "RP": "fraction of the R nearest images that have the class",
+    "MAP@R": "average precision over the R nearest, with R images of the class",
+    "mAP": "average precision over the whole ranking",
+    "MRR": "mean of 1 / rank of the first right image",
+    "NMI": "agreement of k-means with the classes",
+    "AMI": "NMI corrected for chance",
+    "ARI": "agreement of pairs, corrected for chance",
+    "F1": "agreement of the pairs of k-means with those of the classes",
+    "knn": "accuracy of the vote of the nearest training images",
+}
 _DISPLAY_NAMES = {
     "recall_at_k": "R@{k}",
     "precision_at_1": "P@1",

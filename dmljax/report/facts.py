@@ -16,6 +16,7 @@ from dmljax import metrics, retrieval
 from dmljax.data import splits
 from dmljax.data.splits import Split
 from dmljax.hints import counted
+from dmljax.metrics.reports import MEANINGS
 from dmljax.metrics.significance import FEWEST_CLASSES
 from dmljax.report import diagnosis, findings, projection, scores_file, sprites
 from dmljax.report.diagnosis import NEIGHBORS
@@ -376,7 +377,8 @@ def _table(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         cells = [_cell(name, scores[split]) for split in splits]
         if any(cells):
             rows.append([name, *cells])
-    return {"splits": splits, "rows": rows}
+    meanings = {name: MEANINGS.get(name.rpartition("/")[2], "") for name, *_ in rows}
+    return {"splits": splits, "rows": rows, "meanings": meanings}
 
 
 _COUNTS = ("without_positive", "unreadable")

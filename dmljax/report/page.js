@@ -285,17 +285,6 @@
   const faultBox = (text) => el("p", { class: "fault" }, text);
 
   // --- scores
-  const MEANINGS = {
-    "R@1": "fraction of queries whose nearest image has their class",
-    "MAP@R": "average precision over the R nearest, with R images of the class",
-    RP: "fraction of the R nearest images that have the class",
-    MRR: "mean of 1 / rank of the first right image",
-    NMI: "agreement of k-means with the classes",
-    mAP: "average precision over the whole ranking",
-    "P@1": "precision of the nearest image",
-    AMI: "NMI corrected for chance", ARI: "agreement of pairs, corrected for chance", F1: "agreement of the pairs of k-means with those of the classes",
-    knn: "accuracy of the vote of the nearest training images",
-  };
   const sentence = (parts) => parts.map((part) => (typeof part === "string" ? part : el("b", {}, bdi(shortName(nameOf(part.class))))));
   const tile = ({ name, value, low, high }) => {
     const scale = el("span", { class: "scale", "aria-hidden": "true" },
@@ -311,7 +300,7 @@
         el("table", {}, el("thead", {}, el("tr", {}, el("th", { class: "text", scope: "col" }, "Score"),
           table.splits.map((s) => el("th", { scope: "col" }, s)), el("th", { class: "text minor", scope: "col" }, "Meaning"))),
         el("tbody", {}, table.rows.map(([name, ...values]) => el("tr", {}, el("th", { class: "text", scope: "row" }, name),
-          values.map((v) => el("td", {}, v)), el("td", { class: "text minor gray" }, MEANINGS[name.split("/").pop()] || "")))))));
+          values.map((v) => el("td", {}, v)), el("td", { class: "text minor gray" }, table.meanings[name] || "")))))));
   };
   section("scores", () => {
     if (!data.scores) return null;

@@ -8,19 +8,9 @@ start at any step, and every host computes the same global batch and reads only 
 `sampling.sampler` converts epochs of a sampler to steps.
 """
 
-from dmljax.data.sampling.balanced import class_balanced, nearest_classes, uniform
+from dmljax.data.sampling import balanced, published
+from dmljax.data.sampling.balanced import *  # noqa: F403
 from dmljax.data.sampling.base import Groups, Labels, group
-from dmljax.data.sampling.published import abe_pairs, class_chunks, n_pairs, random_class_count
+from dmljax.data.sampling.published import *  # noqa: F403
 
-__all__ = [
-    "Groups",
-    "Labels",
-    "abe_pairs",
-    "class_balanced",
-    "class_chunks",
-    "group",
-    "n_pairs",
-    "nearest_classes",
-    "random_class_count",
-    "uniform",
-]
+__all__ = ["Groups", "Labels", "group", *balanced.__all__, *published.__all__]

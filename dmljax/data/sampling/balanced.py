@@ -5,6 +5,8 @@ import numpy as np
 from dmljax.data.sampling import base
 from dmljax.data.sampling.base import Labels, check_batch, group
 
+__all__ = ["class_balanced", "nearest_classes", "uniform"]
+
 
 def class_balanced(
     labels: Labels, *, classes: int, per_class: int, seed: int, step: int

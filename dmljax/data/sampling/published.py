@@ -7,6 +7,8 @@ import numpy as np
 from dmljax.data.sampling import base
 from dmljax.data.sampling.base import Groups, Labels, check_batch, group
 
+__all__ = ["abe_pairs", "class_chunks", "n_pairs", "random_class_count"]
+
 
 def class_chunks(
     labels: Labels, *, classes: int, per_class: int, seed: int, step: int
