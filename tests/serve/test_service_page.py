@@ -9,6 +9,8 @@ from bundle import test_bundle_text
 from service_cases import HOSTILE, TOKEN, indexed, png, served
 from system import load_module
 
+from dmljax.index.inputs import DEFAULT_K
+
 _HELPER = pathlib.Path(__file__).parents[1] / "report" / "browser.py"
 browser = load_module(_HELPER)
 
@@ -82,7 +84,7 @@ def test_distances_are_shown_as_distances(chromium, distance_server, tmp_path):
     with Visit(chromium, distance_server) as visit:
         (tmp_path / "photo.png").write_bytes(png(5))
         visit.page.set_input_files("#file", tmp_path / "photo.png")
-        visit.hits(12)
+        visit.hits(DEFAULT_K)
         texts = visit.page.locator("#hits .similarity").all_text_contents()
         assert texts[0] == "distance 0.0000" and visit.page.locator("#hits progress").count() == 0
         distances = [float(text.removeprefix("distance ")) for text in texts]
@@ -91,25 +93,27 @@ def test_distances_are_shown_as_distances(chromium, distance_server, tmp_path):
 
 def test_choose_drop_and_paste_find_the_same_as_the_service(chromium, server, tmp_path):
     def expected(number):
-        hits = server.request("POST", "/search?k=12", png(number)).json["results"][0]["hits"]
+        hits = server.request("POST", f"/search?k={DEFAULT_K}", png(number)).json["results"][0][
+            "hits"
+        ]
         return [hit["id"] for hit in hits]
 
     with Visit(chromium, server) as visit:
         page = visit.page
         (tmp_path / "photo.png").write_bytes(png(5))
         page.set_input_files("#file", tmp_path / "photo.png")
-        assert visit.hits(12) == expected(5)
+        assert visit.hits(DEFAULT_K) == expected(5)
         assert page.locator("#hits .similarity").first.text_content() == "1.0000"
         page.dispatch_event("#drop", "drop", {"dataTransfer": visit.transfer(6)})
         visit.until("document.querySelector('#hits .id').textContent === 'cats/06.png'")
-        assert visit.hits(12) == expected(6)
+        assert visit.hits(DEFAULT_K) == expected(6)
         data = visit.transfer(7)
         page.evaluate(
             "(data) => document.dispatchEvent(new ClipboardEvent('paste', {clipboardData: data}))",
             data,
         )
         visit.until("document.querySelector('#hits .id').textContent === 'cats/07.png'")
-        assert visit.hits(12) == expected(7)
+        assert visit.hits(DEFAULT_K) == expected(7)
 
 
 def test_words_find_the_same_as_the_service(chromium, server, made, tmp_path):
@@ -143,13 +147,13 @@ def test_stored_items_clicks_and_keys(chromium, server):
         page = visit.page
         page.fill("#name", "cats/03.png")
         page.keyboard.press("Enter")
-        first = visit.hits(12)[0]
+        first = visit.hits(DEFAULT_K)[0]
         page.locator("#hits button").first.focus()
         page.keyboard.press("Enter")
         visit.until(
             f"document.getElementById('found-title').textContent.endsWith({json.dumps(first)})"
         )
-        assert first not in visit.hits(12)
+        assert first not in visit.hits(DEFAULT_K)
         page.fill("#k", "500")
         page.keyboard.press("Tab")
         visit.hits(19)  # as many as there are
@@ -194,7 +198,7 @@ def test_phones_and_both_themes(chromium, server, request):
     for width, scheme in ((390, "light"), (390, "dark"), (320, "dark"), (1200, "dark")):
         with Visit(chromium, server, width=width, scheme=scheme) as visit:
             visit.page.locator("#samples button").first.click()
-            visit.hits(12)
+            visit.hits(DEFAULT_K)
             if folder := request.config.getoption("--screenshots", default=None):
                 path = pathlib.Path(folder) / f"serve-{width}-{scheme}.png"
                 visit.page.screenshot(path=path, full_page=True)
@@ -215,6 +219,6 @@ def test_the_page_asks_for_a_token(chromium, bundle_folder, index_folder, token_
         visit.page.keyboard.press("Enter")
         with visit:
             visit.page.locator("#samples button").first.click()
-            visit.hits(12)
+            visit.hits(DEFAULT_K)
             assert all("401" in complaint for complaint in visit.complaints)
             visit.complaints.clear()
