@@ -3,7 +3,7 @@
 The cache of an array of features is a folder of parts (`files.parts`). A part has `.npy` files of
 consecutive rows; their names are the first rows. A row of NaN is an image that cannot be read. The
 name of the folder is a digest of the net with its weights, the preprocessing, and the paths, sizes
-and times of the image files, so that no feature is used for what it does not belong to.
+and times of the image files, so that features are only used for what they were computed from.
 """
 
 import dataclasses
@@ -115,12 +115,12 @@ class Entry(NamedTuple):
 
     @property
     def is_complete(self) -> bool:
-        """Whether all parts are."""
+        """Returns whether all parts are written."""
         return self._state["missing"] == []
 
     @property
     def seconds(self) -> float | None:
-        """The time of one image when the features were computed; None where it is not known."""
+        """Returns the mean time per image when the features were computed; None if unknown."""
         times = [part["seconds"] for part in self._state["folders"]]
         known = [seconds for seconds in times if seconds is not None]
         return sum(known) / len(known) if known else None
@@ -162,12 +162,12 @@ class Cache:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing remains to be computed."""
+        """Returns whether all features are computed."""
         return all(entry.is_complete for entry in self.entries)
 
     @property
     def seconds(self) -> float | None:
-        """The time of one image of the first array of features."""
+        """Returns the mean time per image of the first array of features."""
         return self.entries[0].seconds
 
     def split(self, images: Split, *, is_training: bool = False) -> Split:

@@ -251,7 +251,7 @@ def check_nodes(nodes: Any, adjacency: Any, edge_weights: Any, where: Any) -> in
     """Returns the number of nodes n. Raises unless nodes are [n d] floats and the other arrays fit
     them.
     """
-    n, problems = len(nodes), []
+    n, problems = (*jnp.shape(nodes), 0)[0], []
     if jnp.ndim(nodes) != 2 or not jnp.issubdtype(nodes.dtype, jnp.floating):
         text = f"{nodes.dtype} {list(jnp.shape(nodes))}"
         problems.append(f"nodes are [n d] floats, one row per image, not {text}")

@@ -91,7 +91,7 @@ class ViT(layers.Backbone, kw_only=True):
 
     @property
     def position_count(self) -> int:
-        """Counts the learned positions, which the class token may have, too."""
+        """Counts the learned positions, including that of the class token if it has one."""
         count = math.prod(self.grid) + (self.positions == "class")
         return 0 if self.positions == "rotary" else count
 

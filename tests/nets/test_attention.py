@@ -292,6 +292,10 @@ def _trace(module, **options):
         (lambda: _trace(attention.gat(heads=0)), r"0 heads cannot share 8 features"),
         (lambda: _trace(attention.gatv2(sublayers=3)), r"sublayers is 1 or 2, not 3"),
         (
+            lambda: attention.check_nodes(np.float32(1), None, None, None),
+            r"nodes are \[n d\] floats, one row per image, not float32 \[\]",
+        ),
+        (
             lambda: _trace(attention.dot(heads=2), adjacency=np.ones((4, 5), bool)),
             r"adjacency of 4 nodes must have the shape \[4, 4\], not \[4, 5\]",
         ),

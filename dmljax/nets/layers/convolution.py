@@ -78,9 +78,8 @@ def _conv_backward(strides, padding, impl, residual, g):
         return jax.vjp(forward, x, kernel)[1](g)
 
     def cpu_fn(x, kernel, g):
-        paddings = (padding, padding)
-        of_kernel = gradients.kernel_gradient(x, kernel.shape, g, strides, paddings)
-        return gradients.input_gradient(x.shape, kernel, g, strides, paddings), of_kernel
+        of_kernel = gradients.kernel_gradient(x, kernel.shape, g, strides, padding)
+        return gradients.input_gradient(x.shape, kernel, g, strides, padding), of_kernel
 
     return choose(impl, cpu_fn=cpu_fn, xla_fn=xla_fn)(*residual, g)
 

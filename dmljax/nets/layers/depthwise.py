@@ -106,11 +106,9 @@ def _forward_form(
     *,
     strides: int,
     padding: int,
-    finish_fn: Callable = jnp.asarray,
+    finish_fn: Callable,
 ) -> Float[jax.Array, "b y x c"]:
-    """Convolves every channel with its kernel, then applies `finish_fn`, one chunk after the
-    other.
-    """
+    """Convolves every channel with its kernel, then applies `finish_fn`, chunk by chunk."""
 
     def conv_chunk(x):
         rows, columns = _size(x.shape, kernel.shape, strides, padding)
@@ -124,17 +122,16 @@ def _gradients(
     x: Float[Array, "b h w c"],
     kernel: Float[Array, "kh kw 1 c"],
     g: Float[Array, "b y x c"],
-    *others: Float[Array, "b y x c"],
+    y: Float[Array, "b y x c"],
+    *,
     strides: int,
     padding: int,
-    start_fn: Callable = jnp.asarray,
+    start_fn: Callable,
 ) -> tuple[Float[jax.Array, "b h w c"], Float[jax.Array, "kh kw 1 c"], Float[jax.Array, " c"]]:
-    """Computes the gradients of the input, of the kernel and of a bias along start_fn(g,
-    *others).
-    """
+    """Computes the gradients of the input, of the kernel and of a bias along start_fn(g, y)."""
 
-    def gradients_of_chunk(x, *arrays):
-        g = start_fn(*arrays)
+    def gradients_of_chunk(x, g, y):
+        g = start_fn(g, y)
         padded = _padded(x, padding)
         # One more row makes XLA keep the chunk in memory instead of computing it in every sum.
         kept = jnp.pad(g, ((0, 0), (0, 1), (0, 0), (0, 0)))
@@ -162,7 +159,7 @@ def _gradients(
         sums.append(jnp.sum(g, axis=(0, 1, 2)))
         return _input_gradient(x.shape, kernel, g, strides, padding), jnp.stack(sums)[None]
 
-    input_gradient, sums = _in_chunks(gradients_of_chunk, x, g, *others)
+    input_gradient, sums = _in_chunks(gradients_of_chunk, x, g, y)
     sums = sums.sum(axis=0)
     return input_gradient, sums[:-1].reshape(kernel.shape), sums[-1]
 

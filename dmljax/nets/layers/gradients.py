@@ -10,39 +10,37 @@ import jax.numpy as jnp
 
 from dmljax.ops.devices import over_devices
 
-_Paddings = tuple[int, int]  # of rows and of columns, the same before and after
-
 
 def kernel_gradient(
-    x: jax.Array, shape: Sequence[int], g: jax.Array, strides: int, paddings: _Paddings
+    x: jax.Array, shape: Sequence[int], g: jax.Array, strides: int, padding: int
 ) -> jax.Array:
     """Computes the gradient of a kernel of this shape from the gradient `g` of the result.
 
     It is the convolution of the feature map by `g`, in which the images take the place of channels.
     """
     if tuple(shape[:2]) == (1, 1):
-        return _product_over_pixels(x, shape, g, strides, paddings)
+        return _product_over_pixels(x, shape, g, strides, padding)
     x = _batch_last(x)  # [i h w b]
     spans = [strides * (n - 1) + 1 for n in g.shape[1:3]]
-    padding = [
-        (p, taps + span - size - p - 1)
-        for p, taps, span, size in zip(paddings, shape[:2], spans, x.shape[1:3], strict=True)
+    sides = [
+        (padding, taps + span - size - padding - 1)
+        for taps, span, size in zip(shape[:2], spans, x.shape[1:3], strict=True)
     ]
     total = jax.lax.conv_general_dilated(
         x,
         g,
         window_strides=(1, 1),
-        padding=padding,
+        padding=sides,
         rhs_dilation=(strides, strides),
         dimension_numbers=("NHWC", "IHWO", "NHWC"),
     )
     return jnp.moveaxis(total, 0, 2)
 
 
-def _product_over_pixels(x, shape, g, strides, paddings):
+def _product_over_pixels(x, shape, g, strides, padding):
     """Computes the gradient of a 1x1 kernel as one matrix product over all pixels."""
     *_, i, o = shape
-    x = jnp.pad(x, ((0, 0), *((p, p) for p in paddings), (0, 0)))
+    x = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
     rows, columns = (strides * (n - 1) + 1 for n in g.shape[1:3])
     pixels = over_devices(x[:, :rows:strides, :columns:strides].reshape(-1, i), batch=x.shape[0])
     g = over_devices(g.reshape(-1, o), batch=x.shape[0])
@@ -66,7 +64,7 @@ def _batch_last(x: jax.Array) -> jax.Array:
 
 
 def input_gradient(
-    shape: Sequence[int], kernel: jax.Array, g: jax.Array, strides: int, paddings: _Paddings
+    shape: Sequence[int], kernel: jax.Array, g: jax.Array, strides: int, padding: int
 ) -> jax.Array:
     """Computes the gradient of an input `[b h w i]` of this shape: the transposed convolution.
 
@@ -75,25 +73,25 @@ def input_gradient(
     convolution of `g`.
     """
     b, h, w, i = shape
-    sides = [-(-h // strides), -(-w // strides)]
+    sizes = [-(-h // strides), -(-w // strides)]
     flipped = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
 
     def pixels(row, column):
-        slices, padding = [], []
+        slices, sides = [], []
         for axis, first in enumerate((row, column)):
-            n, r = divmod(first + paddings[axis], strides)
+            n, r = divmod(first + padding, strides)
             taps = range(r, kernel.shape[axis], strides)
             if not taps:
-                return jnp.zeros((b, *sides, i), g.dtype)
+                return jnp.zeros((b, *sizes, i), g.dtype)
             # Taps of the flipped kernel, from the last of `taps` to the first.
             start, stop = kernel.shape[axis] - 1 - taps[-1], kernel.shape[axis] - r
             slices.append(slice(start, stop, strides))
-            padding.append((len(taps) - 1 - n, n + sides[axis] - g.shape[1 + axis]))
+            sides.append((len(taps) - 1 - n, n + sizes[axis] - g.shape[1 + axis]))
         return jax.lax.conv_general_dilated(
             g,
             flipped[slices[0], slices[1]],
             window_strides=(1, 1),
-            padding=padding,
+            padding=sides,
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
 

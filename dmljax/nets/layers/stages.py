@@ -73,10 +73,10 @@ def drop_rate(block: int, count: int, rate: float, *, train: bool) -> float:
 
 
 class DropPath(nn.Module):
-    """The branch of a residual block, left out for a share `rate` of the images.
+    """Drops the branch of a residual block for a fraction `rate` of the images.
 
-    (Stochastic depth, Huang et al., ECCV 2016.) What remains is divided by 1 - rate. Without the
-    key 'dropout', nothing is left out.
+    (Stochastic depth, Huang et al., ECCV 2016.) The kept branches are divided by 1 - rate. Without
+    the key 'dropout', none is dropped.
     """
 
     rate: float
@@ -138,7 +138,7 @@ def check_maps(net: str, x: Any, channels: int | Sequence[int]) -> None:
 
 
 def shapes(net: nn.Module, image_size: int, *, channels: int = 3) -> Any:
-    """Shapes and types of the variables of `net` for images of this size. Computes nothing."""
+    """Returns shapes and types of the variables of `net` for images of this size."""
     image = jax.ShapeDtypeStruct((1, image_size, image_size, channels), jnp.float32)
     return jax.eval_shape(lambda key, x: net.init(key, x, train=False), jax.random.key(0), image)
 

@@ -115,7 +115,7 @@ def parse_zip(data: bytes) -> dict[str, np.ndarray]:
 
 
 def parse_legacy(data: bytes) -> dict[str, np.ndarray]:
-    """Tensors of a stream of pickles, which the bytes of all storages follow."""
+    """Reads the tensors of a stream of pickles, which the bytes of all storages follow."""
     stream = io.BytesIO(data)
     magic = unpickle(stream)
     problem = f"is a pickle of a {type(magic).__name__}, not written by torch.save"
@@ -261,8 +261,8 @@ def _key(value: Any) -> str | int:
     """
     problem = (
         f"is not plain weights: a dict has a {_type_name(value)} as a key, not text or a small "
+        "number. Save only its state_dict()"
     )
-    problem += "number. Save only its state_dict()"
     _check(type(value) is str or (type(value) is int and 0 <= value < _MAX_KEY), problem, Refused)
     return value
 
@@ -276,8 +276,10 @@ def _pairs(items: list[Any]) -> list[tuple[Any, Any]]:
 
 
 def _global(name: str) -> _Global:
-    problem = f"is not plain weights: its pickle refers to {name[:100]}. Nothing was run. If you "
-    problem += "trust where it comes from, save only its state_dict()"
+    problem = (
+        f"is not plain weights: its pickle refers to {name[:100]}. Nothing was run. If you "
+        "trust where it comes from, save only its state_dict()"
+    )
     _check(name in _GLOBALS, problem, Refused)
     return _Global(name)
 
