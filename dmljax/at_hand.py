@@ -32,16 +32,16 @@ def weights_at_hand(folder: str | os.PathLike | None = None) -> dict[str, pathli
     from dmljax.weights import PUBLISHED, installed  # imports jax
     from dmljax.weights.published import file_name
 
-    def newest_first(place: pathlib.Path) -> dict[str, pathlib.Path]:
-        candidates = {name: place / file_name(name) for name in PUBLISHED}
+    def newest_first(directory: pathlib.Path) -> dict[str, pathlib.Path]:
+        candidates = {name: directory / file_name(name) for name in PUBLISHED}
         files = {name: path for name, path in candidates.items() if path.is_file()}
         return dict(sorted(files.items(), key=lambda item: -item[1].stat().st_mtime))
 
-    own = {} if folder is None else newest_first(pathlib.Path(folder))
-    if folder is not None and not own:
+    in_folder = {} if folder is None else newest_first(pathlib.Path(folder))
+    if folder is not None and not in_folder:
         raise FileNotFoundError(
             f"--weights={folder} must be a folder with a file of a published name, such as "
             "clip_b32.safetensors: `dmljax weights explain NAME` prints it"
         )
     downloads = newest_first(cache_folder())
-    return own | downloads | installed() | downloads | own  # the first one also sets the order
+    return in_folder | downloads | installed() | downloads | in_folder  # the first sets the order

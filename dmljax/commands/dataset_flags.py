@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from dmljax.commands.parser import refuse
 from dmljax.config import registry
 from dmljax.data.splits import Splits
 from dmljax.hints import counted
@@ -26,7 +27,7 @@ def dataset_of(verb: str, name: str | None, extras: Sequence[str]) -> dict[str, 
     for word in extras:
         argument, equals, value = word.removeprefix("--").partition("=")
         if not (word.startswith("--") and equals):
-            raise ValueError(f"{word!r} is not known (see dmljax {verb} --help)")
+            refuse(verb, [word])
         spec[argument] = value
     if "split" in spec:
         try:

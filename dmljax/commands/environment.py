@@ -1,4 +1,4 @@
-"""The environment of a process: what must be set before JAX starts, above all flags of XLA."""
+"""Sets environment variables and options of the process before JAX starts, such as XLA_FLAGS."""
 
 import glob
 import importlib.metadata
@@ -23,7 +23,7 @@ _DETERMINISM = (("xla_gpu_deterministic_ops", "true", ("0.10.", "0.11.", "0.12."
 
 
 def settle_environment() -> None:
-    """Sets what packages would set when they are imported in the middle of a run.
+    """Sets variables that packages would otherwise set when a run imports them later.
 
     XLA's threads read the environment while they compute, and a change at that moment crashes the
     process (docs/troubleshooting.md). scikit-learn sets both variables, to these values.

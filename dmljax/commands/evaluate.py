@@ -20,14 +20,14 @@ from dmljax.files import reading
 
 @dataclasses.dataclass(frozen=True)
 class SplitFlags:
-    """The flag of every command that reads a split of a run."""
+    """Selects the split of a run that a command reads."""
 
     split: str = flag("test", "train, val or test")
 
 
 @dataclasses.dataclass(frozen=True)
 class StepFlags:
-    """The flag of every command that reads a checkpoint."""
+    """Selects the checkpoint of a run that a command reads."""
 
     step: int | None = flag(None, "step of the checkpoint; by default the selected one", type=int)
 
@@ -39,7 +39,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of every command that reads a checkpoint."""
+    """Adds `StepFlags` and the flag `--trust-modules`, to read a checkpoint."""
     add_fields(parser, StepFlags)
     add_trust(parser)
 

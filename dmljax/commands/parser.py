@@ -85,9 +85,9 @@ def leave_out(flags: Sequence[str], reason: str) -> None:
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Adds the flag of every command that reads the config of a run or a bundle.
+    """Adds `--trust-modules`, for commands that read the config of a run or a bundle.
 
-    `main` reads it.
+    `main` applies it.
     """
     parser.add_argument(
         "--trust-modules",

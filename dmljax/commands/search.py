@@ -57,9 +57,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         raise ValueError(
             "search needs a bundle with an image or --text, or --id (dmljax search --help)"
         )
-    bundle = None
-    if words:
-        bundle = load_bundle(words[0])
+    bundle = load_bundle(words[0]) if words else None
     thresholds = {} if bundle is None else bundle.thresholds
     threshold = inputs.threshold(arguments.threshold, thresholds)
     k = inputs.DEFAULT_K if arguments.k is None else arguments.k

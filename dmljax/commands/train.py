@@ -25,6 +25,7 @@ from dmljax.commands.parser import (
     add_trust,
     changed,
     flag,
+    leave_out,
     print_error,
     refuse,
 )
@@ -91,10 +92,8 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         raise ValueError("--topology needs --dry-run: a run cannot use these devices")
     if arguments.features:
         flags = changed(arguments, Flags, ProcessFlags)
-        if ignored := [name for name in flags if name not in ("--config", "--features")]:
-            raise ValueError(
-                f"--features computes features and trains nothing: leave out {', '.join(ignored)}"
-            )
+        ignored = [name for name in flags if name not in ("--config", "--features")]
+        leave_out(ignored, "--features computes features and trains nothing")
         _compute_features(arguments, overrides)
         return 0
     if _is_deterministic(arguments.config, overrides):

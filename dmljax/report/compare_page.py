@@ -27,15 +27,13 @@ _MOST_OF_A_CLASS = 4
 _MOST_CURVES = 4  # the page has as many dashes and colors
 
 
-def write(
-    runs: Mapping[str, str | os.PathLike], *, fields: Sequence[Sequence[str]] | None = None
-) -> pathlib.Path:
+def write(runs: Mapping[str, str | os.PathLike]) -> pathlib.Path:
     """Writes `comparison.html` into the folder of the first run, and returns its path.
 
-    `runs` are `{display name: folder}`; `fields` as for `facts_of`.
+    `runs` are `{display name: folder}`.
     """
     folder = pathlib.Path(next(iter(runs.values())))
-    return page.write(facts_of(runs, fields=fields), folder / FILE)
+    return page.write(facts_of(runs), folder / FILE)
 
 
 def facts_of(

@@ -18,6 +18,7 @@ from dmljax import metrics, retrieval
 from dmljax.data.decode import UnreadableImage
 from dmljax.data.splits import Search, Split
 from dmljax.report import findings, sprites
+from dmljax.report.findings import GrayFn
 
 NEIGHBORS = 10
 _FMRS = tuple(sorted({1 / (m * 10**e) for e in range(1, 7) for m in (1, 2, 5)}, reverse=True)[:16])
@@ -30,7 +31,6 @@ _GRAY_SIDE = 16  # pixels of the gray copies
 _CLASSES_FMR = 1e-2  # false match rate at which the thresholds of the classes are compared
 _KNOWN_REFUSED = 0.05  # fraction of known queries that the threshold for strangers refuses
 _MOST_CLASS_PAIRS = 400_000_000  # pairs that are counted class by class in a few seconds
-_FLAT = 3  # dimensions up to which closeness says little about images
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,10 +75,10 @@ class Data:
         has_unit_norms = bool(len(norms)) and bool(np.abs(norms - 1).max() < 1e-3)
         return self.similarity_fn is retrieval.cosine or has_unit_norms
 
-    def items_at(self, places: np.ndarray) -> np.ndarray:
+    def items_at(self, indices: np.ndarray) -> np.ndarray:
         """Returns rows of the split from indices in the gallery; -1 stays -1."""
-        places = np.asarray(places)
-        return np.where(places >= 0, self.search.items[np.maximum(places, 0)], -1)
+        indices = np.asarray(indices)
+        return np.where(indices >= 0, self.search.items[np.maximum(indices, 0)], -1)
 
     def compact(self, rows: np.ndarray) -> np.ndarray:
         """Returns rows of the split as small unsigned integers, with n for -1."""
@@ -219,16 +219,16 @@ def hubs(data: Data, near: metrics.Neighborhoods) -> dict[str, Any]:
     counts, wrong = np.zeros((2, len(data.split)), np.int64)
     counts[items], wrong[items] = found, found_wrong
     listed = []
-    for place in np.lexsort((np.arange(len(found)), -found, -found_wrong))[:_MOST_HUBS]:
-        if found_wrong[place] < _LEAST_WRONG:
+    for index in np.lexsort((np.arange(len(found)), -found, -found_wrong))[:_MOST_HUBS]:
+        if found_wrong[index] < _LEAST_WRONG:
             break
-        finds = (near.nearest == place).any(axis=1)
-        finds &= data.search.labels != data.split.labels[items[place]]
+        finds = (near.nearest == index).any(axis=1)
+        finds &= data.search.labels != data.split.labels[items[index]]
         listed.append(
             {
-                "item": int(items[place]),
-                "found": int(found[place]),
-                "wrong": int(found_wrong[place]),
+                "item": int(items[index]),
+                "found": int(found[index]),
+                "wrong": int(found_wrong[index]),
                 "queries": data.search.queries[finds][:8].tolist(),
             }
         )
@@ -244,9 +244,6 @@ def hubs(data: Data, near: metrics.Neighborhoods) -> dict[str, Any]:
         "hubs": listed,
         "hubs_note": note,
     }
-
-
-GrayFn = Callable[[np.ndarray], np.ndarray]  # rows [m] -> small gray copies [m 16 16]
 
 
 def gray_copies(read_fn: Callable[[int], np.ndarray] | None) -> GrayFn | None:
@@ -283,7 +280,7 @@ def _copies(
     pairs = findings.near_duplicates(
         *data.pairs,
         threshold=threshold,
-        gray_fn=None if gray_fn is None else lambda places: gray_fn(queries[places]),
+        gray_fn=None if gray_fn is None else lambda indices: gray_fn(queries[indices]),
         gallery_gray_fn=gallery_gray_fn,
         devices=data.devices,
         **search,
@@ -298,7 +295,7 @@ def duplicates(data: Data, near: metrics.Neighborhoods, gray_fn: GrayFn | None) 
     Without pictures, only the embedding is compared.
     """
     items = data.search.items
-    item_gray_fn = None if gray_fn is None else lambda places: gray_fn(items[places])
+    item_gray_fn = None if gray_fn is None else lambda indices: gray_fn(items[indices])
     threshold, pairs = _copies(data, near, gray_fn, item_gray_fn, **data.search.options)
     listed = [{"a": a, "b": int(items[b]), "similarity": cosine} for a, b, cosine in pairs]
     note = (
@@ -365,7 +362,7 @@ def embedding(
     add("Uniformity", f"{metrics.uniformity(histograms):.2f}", text)
     text = "distance within a class / between classes, without classes of one image"
     add("Density", f"{metrics.density(x, labels):.2f}", text)
-    if x.shape[1] > _FLAT:
+    if x.shape[1] > findings.FLAT:
         fractions = metrics.spectrum(x)
         result["spectrum"] = fractions.astype(np.float32)
         rank, participation = metrics.effective_rank(fractions), metrics.participation(fractions)

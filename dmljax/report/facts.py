@@ -411,7 +411,8 @@ def _map_note(data: diagnosis.Data, images: sprites.Sprites | None) -> str:
                 f" {projection.ANCHORS:,} images, drawn from the classes in turn, are placed by "
                 "t-SNE, the others near their neighbors."
             )
-    if images is not None and (missing := int((images.cells[data.search.readable] == 65535).sum())):
+    cells = np.zeros(0) if images is None else images.cells[data.search.readable]
+    if missing := int((cells == sprites.MISSING).sum()):
         text += (
             f" {n - missing:,} of {n:,} images have a picture: those in the lists, and others "
             "drawn from the classes in turn."

@@ -19,10 +19,10 @@ from dmljax.retrieval import Embeddings, Labels
 
 _CHANCE, _ORDINARY = 0.05, 0.25  # the fractions of the rule of `suspected_labels`
 _LOWEST_RECALL, _LARGEST_FRACTION = 0.5, 0.05
-_FLAT = 3  # dimensions up to which closeness says little about images
+FLAT = 3  # dimensions up to which closeness says little about images
 _SAME_PIXELS = 0.9  # least correlation of two gray images of the same picture
 
-GrayFn = Callable[[np.ndarray], np.ndarray]
+GrayFn = Callable[[np.ndarray], np.ndarray]  # items [m] -> small gray images [m h w]
 
 
 def class_table(
@@ -208,7 +208,7 @@ def suspected_labels(
     Returns the items, the most suspicious first, and the reason why none were judged, or "".
     """
     nothing = np.zeros(0, np.int64)
-    if dimension <= _FLAT:
+    if dimension <= FLAT:
         return nothing, f"embeddings of {dimension} dimensions are too crowded to judge labels"
     has_own = near.own >= 0
     if not has_own.any():
@@ -253,7 +253,7 @@ def near_duplicates(
     both = sides(embeddings, labels, **search)
     assert both.within or (gray_fn is None) == (gallery_gray_fn is None)
     queries, items = both.queries, both.gallery
-    is_flat = queries.vectors.shape[1] <= _FLAT and gray_fn is None
+    is_flat = queries.vectors.shape[1] <= FLAT and gray_fn is None
     if is_flat or not len(queries.rows) or len(items.rows) - both.within < 1:
         return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
     nearest_fn = partial(retrieval.nearest, similarity_fn=retrieval.cosine, devices=devices)

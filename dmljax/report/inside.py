@@ -202,13 +202,13 @@ def points_view(
     The first two principal components of the real vectors span the plane.
     """
     project = _principal_plane(np.asarray(real, np.float64))
-    places = np.concatenate([project(np.asarray(x, np.float64)) for x in (real, synthetic)])
+    positions = np.concatenate([project(np.asarray(x, np.float64)) for x in (real, synthetic)])
     classes, groups = np.unique(labels, return_inverse=True)
     return {
         "kind": "points",
         "title": title,
-        "x": places[:, 0].astype(np.float32),
-        "y": places[:, 1].astype(np.float32),
+        "x": positions[:, 0].astype(np.float32),
+        "y": positions[:, 1].astype(np.float32),
         "group": np.tile(groups, 2).astype(np.uint16),
         "groups": len(classes),
         "kind_of": np.repeat([0, 1], len(labels)).astype(np.uint8),

@@ -101,7 +101,7 @@ def read(run: str | os.PathLike) -> dict[str, Any]:
     except (ValueError, EOFError, OSError, KeyError) as error:
         raise NotAPage(
             f"{path} is damaged ({error}): make it again with `dmljax report RUN`"
-        ) from (error)
+        ) from error
     sheets = re.findall(r'<script type="text/plain" class="sheet">(.*?)</script>', text)
     return tree | {"sheets": [base64.b64decode(sheet) for sheet in sheets]}
 
@@ -135,8 +135,8 @@ class _Arrays:
             # Browsers have no arrays of booleans, and none of 64-bit integers that are numbers.
             array = array.astype(_NARROW.get(array.dtype.name, array.dtype), copy=False)
             array = array.astype(array.dtype.newbyteorder("<"), copy=False)
-            place = self._add(array.tobytes())
-            return {"$": [array.dtype.name, list(array.shape), *place]}
+            span = self._add(array.tobytes())
+            return {"$": [array.dtype.name, list(array.shape), *span]}
         if isinstance(value, np.generic):
             value = value.item()
         if isinstance(value, float):

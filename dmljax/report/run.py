@@ -203,9 +203,9 @@ def _is_number(value: Any) -> bool:
 def _rank(key: str, names: Sequence[str]) -> tuple[int, int, str]:
     """Returns the sort key of curves: main scores first, the test split before others."""
     split, _, score = key.partition("/")
-    place = names.index(score) if score in names else len(names)
+    index = names.index(score) if score in names else len(names)
     order = ["test", "frozen", "val", "frozen_val"]
-    return place, order.index(split) if split in order else len(order), key
+    return index, order.index(split) if split in order else len(order), key
 
 
 def _columns(points: Sequence[tuple[float, float]]) -> dict[str, np.ndarray]:

@@ -77,7 +77,7 @@ class Against(NamedTuple):
 
     @property
     def worse_text(self) -> str:
-        """By how much the run is worse."""
+        """The difference in words, for a run that is worse than its backbone."""
         scores = self.trained, self.frozen, self.difference, self.low, self.high
         where = f" on {_TITLES[self.split]}"
         return comparison.worse_text(self.name, *scores, baseline="frozen", where=where)

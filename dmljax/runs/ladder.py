@@ -49,7 +49,7 @@ class _Row(NamedTuple):
 
     @property
     def rank(self) -> float:
-        """The score that chooses."""
+        """The held-out score, by which the ladder chooses; -inf without one."""
         return -math.inf if self.held_out is None else self.held_out
 
 

@@ -1,7 +1,8 @@
 """Devices that this machine does not have: XLA compiles for them from a description.
 
 TPUs are described by libtpu, and have their names in JAX, such as `v5e:2x4`. GPUs are described
-here, and compiled for by JAX's plugin for CUDA: `h100:8` is a host of 8 GPUs, `h100:4x8` are four.
+here, and compiled for by JAX's plugin for CUDA: `h100:8` is a host with 8 GPUs, and `h100:4x8` is
+four such hosts.
 """
 
 import math
@@ -26,7 +27,7 @@ class _Gpu(NamedTuple):
     limits: tuple[int, int, int]  # of a processor: shared bytes, shared bytes of a block, threads
 
 
-# From NVIDIA's data sheets. `memory` is what CUDA reports, about so for l4 and rtx4090.
+# From NVIDIA's data sheets. `memory` is what CUDA reports; it is approximate for l4 and rtx4090.
 _HOPPER, _ADA = (233472, 232448, 2048), (102400, 101376, 1536)
 _GPUS = {
     "a100": _Gpu("NVIDIA A100 80GB", (8, 0), 108, 64, 1.41, 85_100_068_864, 2.04e12, 40 << 20,
@@ -41,7 +42,7 @@ _GPUS = {
     "b200": _Gpu("NVIDIA B200", (10, 0), 148, 128, 1.965, 191_514_411_008, 7.67e12, 132_644_864,
                  _HOPPER),
 }  # fmt: skip
-_MEMORY_SHARE = 0.75  # that JAX takes of a GPU (XLA_CLIENT_MEM_FRACTION)
+_MEMORY_FRACTION = 0.75  # of a GPU that JAX allocates (XLA_CLIENT_MEM_FRACTION)
 # Without the device, no form of a product can be timed.
 GPU_OPTIONS = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 
@@ -75,7 +76,7 @@ def devices(name: str) -> list[jax.Device]:
 def gpu_memory(name: str) -> float | None:
     """Returns the bytes that a program may take of a GPU; None for TPUs, where libtpu checks it."""
     gpu = _GPUS.get(name.partition(":")[0].lower())
-    return None if gpu is None else _MEMORY_SHARE * gpu.memory
+    return None if gpu is None else _MEMORY_FRACTION * gpu.memory
 
 
 def _tpus(name: str) -> list[jax.Device]:

@@ -23,7 +23,7 @@ def default_folder(study: Study) -> pathlib.Path:
 
 
 class _Index(NamedTuple):
-    """What `index.json` holds: `rows` is `_content` of the study file."""
+    """The content of `index.json`; `rows` is `_content` of the study file."""
 
     format: Annotated[int, schema.between(_FORMAT, _FORMAT)]
     name: str
@@ -89,9 +89,9 @@ class StudyFolder:
                 f"{self.path} holds the study {old.name!r} ({old.source}), not {study.name!r}: "
                 "choose another --workdir"
             )
-        fixed = {run.row for run in old.planned if self._exists(run)}
-        own = [run for run in old.planned if run.row in fixed]
-        if changes := list(dict.fromkeys(_changes(study, old.rows, own, runs))):
+        fixed_rows = {run.row for run in old.planned if self._exists(run)}
+        fixed = [run for run in old.planned if run.row in fixed_rows]
+        if changes := list(dict.fromkeys(_changes(study, old.rows, fixed, runs))):
             raise ValueError(
                 f"the study has changed since its first run in {self.path}: "
                 f"{'; '.join(changes[:5])}. Rows may be added; give a changed row a new name, "
@@ -138,11 +138,11 @@ def _content(study: Study) -> dict[str, Any]:
 
 
 def _changes(
-    study: Study, old: Mapping[str, Any], own: Sequence[PlannedRun], runs: Sequence[PlannedRun]
+    study: Study, old: Mapping[str, Any], fixed: Sequence[PlannedRun], runs: Sequence[PlannedRun]
 ) -> Iterator[str]:
-    """Yields the changes of a study that contradict the runs `own` of its index."""
+    """Yields the changes of a study that contradict the runs `fixed` of its index."""
     new, digest_of = _content(study), {run[:3]: run.digest for run in runs}
-    for run in own:
+    for run in fixed:
         title = f"row {run.row!r}"
         if run.row not in new:
             yield f"{title}: it is gone"

@@ -14,10 +14,9 @@ from dmljax.nets import token_attention
 from dmljax.train import devices
 
 _CODE = """
-import os, sys
-from absl import logging
+import json, os, sys
 from dmljax import main
-from dmljax.commands import parser, train
+from dmljax.commands import train
 
 seen = {}
 def note(arguments, overrides):
@@ -26,7 +25,6 @@ def note(arguments, overrides):
     seen["jax"] = bridge is not None and bridge.backends_are_initialized()
 train._train = note
 assert main.main(sys.argv[1:]) == 0
-import json
 print(json.dumps(seen))
 """
 

@@ -134,7 +134,7 @@ def test_the_card_knows_the_weights_at_the_start_of_a_chain_of_runs(tmp_path):
     assert "Pretraining: weights7.safetensors, of unknown source and license" in card
 
 
-@pytest.mark.parametrize("method", ["graph", "abe"])
+@pytest.mark.parametrize("method", ["graph", "dvml", "abe"])
 def test_every_method_has_the_plain_backbone_as_its_baseline(source, tmp_path, method):
     run = build(tiny(tmp_path, start={"name": str(source), "takes": "backbone"}, **METHODS[method]))
     assert run.options.evaluate.frozen
