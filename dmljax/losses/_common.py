@@ -277,8 +277,7 @@ def prepare_proxies(
     vectors, classes_of_rows, counted = mask_rows(x, labels, len(proxies), where)
     classes, tile = class_rows(ops.widen(proxies), classes_of_rows, tiles)
     columns = Side(vectors, classes_of_rows, counted, classes_of_rows)
-    options = (None, classes_of_rows, reduce_fn, tile)
-    return Batch(classes, columns, *options, has_whole_columns=True)
+    return Batch(classes, columns, None, classes_of_rows, reduce_fn, tile, has_whole_columns=True)
 
 
 def prepare_vectors(

@@ -69,9 +69,7 @@ def class_histograms(
     check_bins(bins)
     search = sides(embeddings, labels, gallery, gallery_labels, groups, gallery_groups)
     counts = np.zeros((len(search.classes), 2, bins), np.int64)
-    # A copy of the gallery: blocks below the diagonal count, too.
-    gallery_side = search.gallery.take(slice(None))
-    for rows, columns, similarities in blocks(search.queries, gallery_side, tile):
+    for rows, columns, similarities in blocks(search.queries, search.gallery, tile):
         where = counted(rows, columns)
         classes, of_rows = np.unique(rows.codes, return_inverse=True)
         different = rows.codes[:, None] != columns.codes[None]

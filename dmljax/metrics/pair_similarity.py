@@ -75,7 +75,7 @@ def similarity_histograms(
     if not search.within:
         items = search.gallery.take(np.argsort(search.gallery.codes, kind="stable"))
     counts, positives = np.zeros(bins, np.int64), np.zeros(bins, np.int64)
-    for rows, columns, similarities in blocks(queries, items, tile):
+    for rows, columns, similarities in blocks(queries, items, tile, upper=search.within):
         where = None  # all
         if may_mask(rows.groups, columns.groups):
             where = counted(rows, columns)

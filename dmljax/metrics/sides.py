@@ -69,11 +69,11 @@ def counted(rows: Side, columns: Side) -> Bool[np.ndarray, "r m"]:
 
 
 def blocks(
-    queries: Side, gallery: Side, tile: int
+    queries: Side, gallery: Side, tile: int, *, upper: bool = False
 ) -> Iterator[tuple[Side, Side, Float[np.ndarray, "r m"]]]:
     """Yields blocks of queries and items with all scalar products of their vectors.
 
-    If both sides are the same object, it skips the blocks below the diagonal.
+    With `upper`, for a gallery of the queries, it skips the blocks below the diagonal.
     """
     if tile < 1:
         raise ValueError(f"`tile` must be at least 1, got {tile}")
@@ -86,7 +86,7 @@ def blocks(
     for i in range(0, len(queries.rows), size):
         rows = queries.take(slice(i, i + size))
         vectors = padded(rows)
-        for j in range(i if queries is gallery else 0, len(gallery.rows), size):
+        for j in range(i if upper else 0, len(gallery.rows), size):
             columns = gallery.take(slice(j, j + size))
             products = np.asarray(_products(vectors, padded(columns)))
             yield rows, columns, products[: len(rows.rows), : len(columns.rows)]

@@ -391,7 +391,7 @@ def visible_difference(
     >>> round(metrics.visible_difference(1.0, n=5), 2)
     2.02
     """
-    return deviation * math.sqrt(2 / n) * _detected(2 * n - 2, level, power, comparisons)
+    return _detected(2 * n - 2, level, power, comparisons) * (deviation * math.sqrt(2 / n))
 
 
 def visible_paired_difference(
@@ -405,7 +405,7 @@ def visible_paired_difference(
     >>> round(metrics.visible_paired_difference(1.0, n=5), 2)
     1.68
     """
-    return deviation / math.sqrt(n) * _detected(n - 1, level, power, comparisons)
+    return _detected(n - 1, level, power, comparisons) * (deviation / math.sqrt(n))
 
 
 def expected_best(k: int) -> float:

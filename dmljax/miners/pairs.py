@@ -187,7 +187,7 @@ def across_halves(distances: Distances, pairs: Pairs) -> Pairs:
     """Selects the pair of row i of the first half of the batch and row i of the second.
 
     Each pair is kept once, with its first row as anchor. With an odd number of rows, the last one
-    is left out. Many tutorials pair shuffled batches like this.
+    is left out. Many tutorials pair shuffled batches like this. It takes no references.
 
     >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
     >>> pairs = ops.pairs(np.array([0, 1, 0, 1]))
@@ -206,6 +206,7 @@ def next_in_batch(distances: Distances, pairs: Pairs) -> Pairs:
     """Selects the first positive and the first negative that follow the anchor in the batch.
 
     Only anchors that have both are kept: one triplet per row, except for the last rows.
+    It takes no references.
 
     >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
     >>> pairs = ops.pairs(np.array([0, 1, 0, 1]))

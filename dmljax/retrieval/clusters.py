@@ -102,10 +102,10 @@ class _Points:
 
     def _own_tiles(self, vectors: Float[np.ndarray, "n d"]) -> tuple[slice, Tiles]:
         """Returns the rows of this process, whole tiles as in one process, and their tiles."""
-        part = inputs.part(-(-len(vectors) // self._side), self._share)
-        own = slice(part.start * self._side, min(part.stop * self._side, len(vectors)))
+        share = inputs.share_rows(-(-len(vectors) // self._side), self._share)
+        own = slice(share.start * self._side, min(share.stop * self._side, len(vectors)))
         # A device without points would only compute padding.
-        mesh = tiles.choose_mesh(self._devices, count=part.stop - part.start)
+        mesh = tiles.choose_mesh(self._devices, count=share.stop - share.start)
         return own, tiles.plain_tiles(vectors[own], self._side, mesh=mesh)
 
     def closest(

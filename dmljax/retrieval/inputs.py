@@ -53,7 +53,7 @@ def check_share(share: tuple[int, int] | None, sum_fn: Any) -> None:
         raise ValueError("share and sum_fn go together: give both, or neither")
 
 
-def part(count: int, share: tuple[int, int]) -> slice:
+def share_rows(count: int, share: tuple[int, int]) -> slice:
     """Returns the rows of the share `(i, n)` of `count` rows."""
     index, parts = share
     if not 0 <= index < parts:

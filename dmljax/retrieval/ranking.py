@@ -67,7 +67,7 @@ def ranks(
         order = order[np.argsort(starts[query_codes[order]], kind="stable")]
     if share is not None:
         order = order[order >= 0]
-        order = order[inputs.part(len(order), share)]
+        order = order[inputs.share_rows(len(order), share)]
     if not len(order):
         return
     mesh = tiles.choose_mesh(devices, count=-(-len(order) // side))

@@ -28,6 +28,7 @@ def test_retrieval_scores_are_those_of_ranked_lists(n, classes, split):
         value = expected[name]
         np.testing.assert_allclose(values[name], value, atol=1e-12)
         np.testing.assert_allclose(scores[name], np.mean(value[is_scored]), atol=1e-12)
+        assert set(by_class[name]) == set(y[is_scored].tolist())
         for label, mean in by_class[name].items():
             np.testing.assert_allclose(mean, np.nanmean(value[y == label]), atol=1e-12)
 

@@ -288,6 +288,8 @@ def test_half_width_over_four_folds():
         (lambda: metrics.student_interval([1.0, np.nan]), "not finite"),
         (lambda: metrics.holm([0.2, 1.2]), "between 0 and 1"),
         (lambda: metrics.visible_difference(1.0, n=1), "two runs or more"),
+        (lambda: metrics.visible_difference(1.0, n=0), "two runs or more"),
+        (lambda: metrics.visible_paired_difference(1.0, n=0), "two runs or more"),
         (lambda: metrics.visible_difference(1.0, n=5, level=0.05), "p-value that .*got 0.8"),
         (lambda: metrics.visible_difference(1.0, n=5, power=1), "and 1, got 1"),
         (lambda: metrics.visible_difference(1.0, n=5, comparisons=0), "from 1, got 0"),
