@@ -22,7 +22,7 @@ from dmljax.nets.initializers import fan_in_uniform
 
 
 def lora(key: jax.Array, params: Any, *, rank: int = 8, targets: str | None = None) -> Any:
-    """Adapters for the kernels of `params` whose paths match the regular expression `targets`.
+    """Draws adapters for the kernels whose paths match the regular expression `targets`.
 
     A kernel [i, o] gets "a" [i, rank], drawn as PyTorch draws a linear layer, and "b" [rank, o] of
     zeros, in the place of the kernel in the tree. Kernels of linear layers, projections of

@@ -12,7 +12,7 @@ from dmljax.train.options import Fold, Options
 
 
 class Data(NamedTuple):
-    """The splits of a run, and the digest of the whole data set, under the names of `Run`."""
+    """Splits, and the digest of the whole data set; `Run` has fields of the same names."""
 
     data_digest: str
     train: Split

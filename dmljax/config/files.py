@@ -41,9 +41,10 @@ def _get_config_of(source: str) -> Callable[..., Any]:
     path = pathlib.Path(source)
     if not path.suffix and len(path.parts) == 1:
         if source not in recipes.NAMES:
+            names = hint(source, recipes.NAMES, where="dmljax list recipes")
             raise ValueError(
-                f"there is no recipe {source!r}{hint(source, recipes.NAMES)}. A config file is "
-                f"written as configs/{source}.py"
+                f"there is no recipe {source!r}{names}. A config file is written as "
+                f"configs/{source}.py"
             )
         return recipes.config_function(getattr(recipes, source))
     if not path.is_file():

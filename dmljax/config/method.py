@@ -19,6 +19,7 @@ from dmljax.data.features import Cache
 from dmljax.data.transforms import transform as transform_lib
 from dmljax.files import reading
 from dmljax.files import result as results
+from dmljax.hints import check_all
 from dmljax.methods import assemble
 from dmljax.methods.base import Method, RandomMiner
 from dmljax.nets import layers
@@ -39,7 +40,7 @@ _SIZE_TOLERANCE = 3  # pixels: published systems cut 227 where other code cuts 2
 
 
 class Backbone(NamedTuple):
-    """The net without a head, its input and its output, under the names of `Run`."""
+    """A net without a head, its input and its output; `Run` has fields of the same names."""
 
     net: Any
     normalization: str  # for a reader
@@ -130,8 +131,8 @@ def functions_of(options: Options) -> tuple[Callable, Callable, dict[str, Any]]:
         ),
         f"method.dim={dim}: an embedding has 1 or more dimensions": dim is not None and dim < 1,
     }
-    if is_ours and (wrong := [message for message, is_true in problems.items() if is_true]):
-        raise ValueError(wrong[0])
+    if is_ours:
+        check_all(problems)
     if mine_fn is None:
         return factory, loss.function, {}
     if "mine_fn" not in inspect.signature(factory).parameters:

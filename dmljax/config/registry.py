@@ -89,7 +89,7 @@ _RULES = {**KINDS, **ARGUMENTS, "call": _CALLED}
 _KINDS = {"eval_transform": "transform", "normalize": "normalization", "trained": "adaptation"}
 # Keywords of a field that are not arguments of its function, with their types.
 _EXTRAS: Mapping[str, Mapping[str, Any]] = {
-    # Fractions of the training split; whether an epoch has as many steps as with all images.
+    # `full_epochs`: an epoch of a fraction has the number of steps of the whole training split.
     "dataset": {"image_fraction": float, "class_fraction": float, "full_epochs": bool},
     "net": {"weights": str | None},
     "normalize": {"force": bool},
@@ -192,11 +192,13 @@ def _is_schedule(value: Any) -> bool:
 
 def _fits(value: Any, annotation: Any) -> bool:
     """Tells whether an argument with this annotation, if it has one, takes a value as it is."""
-    try:
-        check("", {"": value}, {} if annotation is None else {"": annotation})
-    except (TypeError, ValueError):
+    if annotation is None:
         return False
-    return annotation is not None
+    try:
+        check("", {"": value}, {"": annotation})
+    except TypeError:
+        return False
+    return True
 
 
 def _function(name: str, kind: str) -> Callable:

@@ -9,7 +9,7 @@ from dmljax import metrics
 from dmljax.config.data import Data
 from dmljax.config.method import functions_of
 from dmljax.config.registry import options_of
-from dmljax.hints import hint
+from dmljax.hints import check_all, hint
 from dmljax.methods.base import Inspect, Method
 from dmljax.train.evaluation import cut_names, prefix_name
 from dmljax.train.options import EvaluationOptions, Options
@@ -31,8 +31,7 @@ def check_evaluation(options: EvaluationOptions, data: Data, method: Method) -> 
             ranks_by_mean and (inspection.parts is None or data.test.groups is not None)
         ),
     }
-    if wrong := [message for message, is_true in problems.items() if is_true]:
-        raise ValueError(wrong[0])
+    check_all(problems)
 
 
 def further_names(
@@ -150,6 +149,5 @@ def selection_of(
             name.rpartition("/")[2] in metrics.LESS_IS_BETTER
         ),
     }
-    if wrong := [message for message, is_true in problems.items() if is_true]:
-        raise ValueError(wrong[0])
+    check_all(problems)
     return selection

@@ -14,6 +14,7 @@ from dmljax.config.fields import check
 from dmljax.config.registry import extras_of
 from dmljax.data import sampling
 from dmljax.data.sampling import sampler as samplers
+from dmljax.hints import check_all
 from dmljax.train import optimizers
 from dmljax.train.options import Length, Options, Spec
 
@@ -26,7 +27,7 @@ _GROUP_FIELDS: dict[str, Any] = {
 
 
 class Timing(NamedTuple):
-    """The sampler of a run, and its lengths and intervals in steps, under the names of `Run`."""
+    """A sampler, and lengths and intervals in steps; `Run` has fields of the same names."""
 
     steps: int
     batch_size: int
@@ -172,8 +173,7 @@ def optimizer_of(
             keywords.get("average") and timing.reload_steps
         ),
     }
-    if wrong := [message for message, is_true in problems.items() if is_true]:
-        raise ValueError(wrong[0])
+    check_all(problems)
     return optimizer
 
 

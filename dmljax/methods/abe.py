@@ -152,7 +152,7 @@ class MultiHead(nn.Module, kw_only=True):
 
 
 def with_backbone(variables: Mapping[str, Any], backbone: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables of an ensemble, with the values of one backbone in every copy of its stages.
+    """Returns the variables of an ensemble, with a backbone's values in every copy of its stages.
 
     S, every G and the attention's copy get pretrained values; masks and linear layers keep theirs.
     Both arguments are as `init` returns them, or both are one of its collections.

@@ -2,8 +2,8 @@
 
 The embeddings of the backbone are the nodes of a graph over the whole global batch, and exchange
 messages by attention. Two classifiers are trained: one on the features of the backbone, one on the
-output of the graph network. Evaluation uses only the backbone,
-unless embeddings are refined among their nearest neighbors (`refine`).
+output of the graph network. Evaluation uses only the backbone, unless embeddings are refined among
+their nearest neighbors (`refine`).
 """
 
 import functools

@@ -43,7 +43,7 @@ class Selection(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """The K of R@K, and the functions of all other scores by their shown names."""
+    """The K of R@K, and the functions of all other scores by their display names."""
 
     ks: tuple[int, ...]
     ranking_fns: Mapping[str, Callable]
@@ -112,7 +112,7 @@ class Run(NamedTuple):
 
     @property
     def preprocessing(self) -> str:
-        """What is done with the images of an evaluation before the net."""
+        """The transform and the normalization of evaluation images, as text."""
         return f"{self.eval_transform_fn.title}, {self.normalization}"
 
     def workers(self, split: Split, *, is_endless: bool = False) -> int:

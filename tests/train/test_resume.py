@@ -71,12 +71,12 @@ class _Started:
 
 
 def _saving(run):
-    """Whether a checkpoint is being written."""
+    """Tells whether a checkpoint is being written."""
     return any("tmp" in name for name in _names(run / "checkpoints"))
 
 
 def _unproven(run):
-    """Whether a checkpoint is finished whose checksum is not."""
+    """Tells whether a finished checkpoint lacks its checksum."""
     steps = [n for n in _names(run / "checkpoints") if n.isdecimal()]
     return any(not (run / "checkpoints" / n / "sha256").exists() for n in steps)
 
