@@ -15,7 +15,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import math
 import os
 import pathlib
 import types
@@ -112,7 +111,7 @@ def _list(path: str | os.PathLike) -> Collection:
             Image(
                 str(row[id_column]),
                 str(folder / str(row["path"])),
-                {name: _finite(row[name]) for name in fields},
+                {name: files.finite(row[name]) for name in fields},
             )
             for row in table.to_pylist()
         ]
@@ -129,11 +128,6 @@ def _is_scalar(kind: Any) -> bool:
     if is_kind.is_dictionary(kind):
         kind = kind.value_type
     return any(test(kind) for test in (*tests, is_kind.is_boolean, is_kind.is_null))
-
-
-def _finite(value: Any) -> Any:
-    """Returns the value; None for NaN (missing in many tables) and infinity, which JSON lacks."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _footer_digest(path: str | os.PathLike) -> str:

@@ -72,15 +72,15 @@ def thresholds(chosen_on: Labeled, test: Labeled, *, split: str) -> dict[str, fi
         refused = metrics.stranger_rates(near, cosine)
         measured = files.Rates(
             **_pair_rates(test, cosine),
-            known_refused=_known(refused.known_refused),
-            strangers_refused=_known(refused.strangers_refused),
+            known_refused=_none_if_nan(refused.known_refused),
+            strangers_refused=_none_if_nan(refused.strangers_refused),
         )
         name = f"fmr={rate:.0e}".replace("e-0", "e-")
         result[name] = files.Threshold(cosine, split, pairs, measured)
     return result
 
 
-def _known(rate: float) -> float | None:
+def _none_if_nan(rate: float) -> float | None:
     return None if math.isnan(rate) else float(rate)
 
 
@@ -122,7 +122,7 @@ def _pair_rates(data: Labeled, cosine: float) -> dict[str, Any]:
     draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), _SAMPLES)
     rates: dict[str, Any] = {}
     for name, rate_fn in (("fmr", fmr), ("fnmr", fnmr)):
-        rates[name] = _known(rate_fn(np.ones((1, count)))[0])
+        rates[name] = _none_if_nan(rate_fn(np.ones((1, count)))[0])
         drawn = rate_fn(draws.astype(float))
         drawn = drawn[~np.isnan(drawn)] if count >= FEWEST_CLASSES else drawn[:0]
         rates[f"{name}_interval"] = tuple(limits(drawn, LEVEL)) if len(drawn) else None

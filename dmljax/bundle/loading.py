@@ -55,7 +55,7 @@ class Bundle:
 
     @property
     def prefixes(self) -> tuple[int, ...]:
-        """Widths at which the first numbers of an embedding were trained to be an embedding."""
+        """Returns the widths at which the first numbers of an embedding are embeddings, too."""
         return self.manifest.prefixes
 
     def check_prefix(self, prefix: int | None) -> None:
@@ -64,12 +64,12 @@ class Bundle:
 
     @property
     def thresholds(self) -> dict[str, float]:
-        """Cosines from which two images count as the same, by the rate of false matches."""
+        """Returns the cosines from which two images count as the same, by their threshold names."""
         return {name: entry.cosine for name, entry in self.manifest.thresholds.items()}
 
     @property
     def false_match_rates(self) -> dict[str, float]:
-        """The measured rate of false matches of each of `thresholds`, where there is one."""
+        """Returns the measured false match rate of each of `thresholds` that has one."""
         rates = {name: entry.test.fmr for name, entry in self.manifest.thresholds.items()}
         return {name: rate for name, rate in rates.items() if rate is not None}
 
@@ -156,7 +156,7 @@ class Bundle:
 
     @functools.cached_property
     def _text(self) -> tuple[Callable[..., np.ndarray], Callable[[np.ndarray], np.ndarray]]:
-        """The function from texts to tokens, and the program; read at the first use."""
+        """Reads vocabulary and text program at the first use; returns both as functions."""
         rule, manifest = self.manifest.text, self.manifest
         if rule is None:
             raise ValueError(

@@ -100,7 +100,7 @@ def model_of(config: dict[str, Any], image_shape: Sequence[int], *, classes: int
     method, normalize_fn = embedding(config, classes=classes)
 
     def variables():
-        images = normalize_fn(jax.numpy.zeros((2, *image_shape), jax.numpy.uint8))
+        images = normalize_fn(jnp.zeros((2, *image_shape), jnp.uint8))
         batch = {"images": images, "labels": np.zeros(2, np.int32)}
         params, model_state = method.init(jax.random.key(0), batch)
         return {"params": params, "model_state": model_state}

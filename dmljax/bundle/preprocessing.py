@@ -24,7 +24,7 @@ _Side = Annotated[int, schema.between(1, _MAX_SIDE)]
 
 
 class _Stored(NamedTuple):
-    """The JSON of `Preprocessing`."""
+    """The fields of `preprocess` in a manifest, with their limits."""
 
     height: _Side
     width: _Side
@@ -46,7 +46,7 @@ class Preprocessing(NamedTuple):
 
     @property
     def least_side(self) -> int | None:
-        """The argument of `data.decode.decode`; None decodes all pixels."""
+        """Returns `least_side` for `data.decode.decode`; None decodes all pixels."""
         return self.operations[0].least_side if self.operations else None
 
     def check_size(self, height: int, width: int) -> None:

@@ -25,7 +25,7 @@ def embed(
     prefix: int | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Embeds a folder or a Parquet list of images into `shards` parts of `out`; their manifest.
+    """Embeds a folder or a Parquet list of images into `shards` parts; returns the state of `out`.
 
     Each part is a task of Ray that calls `collection.embed`, so the folder is bitwise the one of
     `dmljax embed --shard`. When a worker dies, Ray starts its task again, which continues with the

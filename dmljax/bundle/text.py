@@ -58,7 +58,7 @@ class Tokens:
 
     @property
     def size(self) -> int:
-        """One more than the largest token."""
+        """Returns the size of the vocabulary: the largest token plus one."""
         return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:

@@ -1,13 +1,12 @@
 """`result.json`: the result of a run, for programs that compare runs. Imports no jax."""
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dmljax.files import reading, schema
 from dmljax.files.run_folder import RunFolder
-from dmljax.files.writing import write_json
+from dmljax.files.writing import finite, write_json
 
 FORMAT = 1
 
@@ -98,9 +97,8 @@ def write(workdir: str | os.PathLike, result: Result) -> None:
     content["chosen"] = None if result.chosen is None else result.chosen._asdict()
     content["against_frozen"] = [_finite(row) for row in result.against_frozen]
     content["scores"] = _finite(result.scores)
-    content["evaluations"] = [
-        {"step": step, "scores": _finite(scores)} for step, scores in result.evaluations
-    ]
+    evaluations = ({"step": x.step, "scores": _finite(x.scores)} for x in result.evaluations)
+    content["evaluations"] = list(evaluations)
     write_json(RunFolder(workdir).result, content, indent=1)
 
 
@@ -131,8 +129,4 @@ def read(workdir: str | os.PathLike) -> Result:
 
 
 def _finite(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """Replaces NaN and infinities by None, because JSON lacks them."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in scores.items()
-    }
+    return {name: finite(value) for name, value in scores.items()}

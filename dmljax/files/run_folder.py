@@ -40,5 +40,5 @@ class RunFolder:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether there is a checkpoint, which may be damaged."""
+        """Tells whether there is a checkpoint, which may be damaged."""
         return any(self.checkpoints.glob("[0-9]*"))

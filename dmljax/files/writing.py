@@ -5,6 +5,7 @@ import errno
 import functools
 import hashlib
 import json
+import math
 import os
 import pathlib
 import types
@@ -58,6 +59,11 @@ def write_text(path: str | os.PathLike, text: str) -> None:
 def write_json(path: str | os.PathLike, content: Any, *, indent: int | None = None) -> None:
     """Writes `content` as JSON to `path`, completely or not at all."""
     write_text(path, json.dumps(content, indent=indent) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """Returns the value; None for NaN and infinity, which JSON lacks."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def make_folder(path: str | os.PathLike) -> None:

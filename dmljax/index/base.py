@@ -99,8 +99,7 @@ class Index(abc.ABC):
             vectors, self.dimension, SIMILARITIES[self.similarity], count=len(ids)
         )
         texts = inputs.check_metadata(metadata, len(ids))
-
-        noted = [file or (None, None) for file in files or [None] * len(ids)]
+        origins = [file or (None, None) for file in files or [None] * len(ids)]
         with self._transaction(write=True) as transaction:
             existing = self._existing(transaction, ids)
             if existing and not replace:
@@ -110,14 +109,13 @@ class Index(abc.ABC):
                 )
             if existing:
                 self._remove(transaction, existing)
-            self._insert(transaction, ids, vectors, texts, noted)
+            self._insert(transaction, ids, vectors, texts, origins)
             self._rows(transaction, _ITEMS, [len(ids) - len(existing)])
 
     def delete(self, ids: Sequence[str]) -> None:
         """Deletes items: all of them, or none if one does not exist."""
         self._check_writable()
         ids = inputs.check_ids(ids)
-
         if not ids:
             return
         with self._transaction(write=True) as transaction:
@@ -182,7 +180,6 @@ class Index(abc.ABC):
         conditions = filters.parse(where)
         least = inputs.check_threshold(threshold, similarity)
         more = exclude is not None
-
         excluded: Sequence[str | None] = exclude or [None] * len(queries)
         with self._transaction() as transaction:
             count = self._state(transaction).items - more
@@ -248,13 +245,13 @@ class Index(abc.ABC):
 
     @property
     def version(self) -> int:
-        """The number of changes since the index was created."""
+        """Returns the number of changes since the index was created."""
         with self._transaction() as transaction:
             return self._state(transaction).version
 
     @property
     def superseded(self) -> bool:
-        """Whether `reindex` has replaced the index since it was opened: open it again."""
+        """Tells whether `reindex` has replaced the index since it was opened: open it again."""
         return self._current() != self.generation
 
     def switch(self) -> None:

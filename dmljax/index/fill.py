@@ -179,8 +179,8 @@ def _add(store: Index, source: Images | str, replace: bool, previous: Index | No
         stored = set() if replace else set(_stored(store, ids))
         if new := [i for i, name in enumerate(ids) if name not in stored]:
             names = [ids[i] for i in new]
-            known = {} if previous is None else previous.files(names)
-            files, columns = [known.get(name) for name in names], [metadata[i] for i in new]
+            origins = {} if previous is None else previous.files(names)
+            files, columns = [origins.get(name) for name in names], [metadata[i] for i in new]
             store.add(names, vectors[new], columns, replace=replace, files=files)
         added += len(new)
         skipped += len(stored)
@@ -205,17 +205,17 @@ def _add_images(store: Index, images: Images, replace: bool, previous: Index | N
     for rows in _chunks(images):
         chunk = [x for x in images.read_fn(rows) if _is_valid(x, ids_so_far, left_out)]
         names = [image.id for image in chunk]
-        stored, known = set(_stored(store, names)), store.files(names)
+        stored, origins = set(_stored(store, names)), store.files(names)
         # Before the files are read.
         files = {image.id: File(images.place, _stamp(image.path)) for image in chunk}
         if not replace:
-            others = {x.id for x in chunk if _is_other_file(known.get(x.id), x)}
+            others = {x.id for x in chunk if _is_other_file(origins.get(x.id), x)}
             left_out += [
-                f"{x.path}: an image of {known[x.id].folder} has the same id, {x.id}"
+                f"{x.path}: an image of {origins[x.id].folder} has the same id, {x.id}"
                 for x in chunk
                 if x.id in others
             ]
-            kept = {x for x in stored if not _has_changed(known.get(x), files[x])} - others
+            kept = {x for x in stored if not _has_changed(origins.get(x), files[x])} - others
             chunk = [x for x in chunk if x.id not in kept | others]
             totals["skipped"] += len(kept)
         ids, vectors, problems = images.embed_fn(chunk)
@@ -271,17 +271,19 @@ def _stamp(path: str | bytes) -> str | None:
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
-def _is_other_file(known: File | None, image: Any) -> bool:
+def _is_other_file(origin: File | None, image: Any) -> bool:
     """Returns whether an item comes from a file that still exists and is not the image's."""
-    if known is None:
+    if origin is None:
         return False
-    file = os.path.join(known.folder, image.id)
+    file = os.path.join(origin.folder, image.id)
     exist = os.path.exists(file) and os.path.exists(image.path)
     return exist and not os.path.samefile(file, image.path)
 
 
-def _has_changed(known: File | None, file: File) -> bool:
-    return known is not None and None not in (known.stamp, file.stamp) and known.stamp != file.stamp
+def _has_changed(origin: File | None, file: File) -> bool:
+    return (
+        origin is not None and None not in (origin.stamp, file.stamp) and origin.stamp != file.stamp
+    )
 
 
 def metadata_of(name: str, columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -159,7 +159,7 @@ class View:
 
     @property
     def behind(self) -> int:
-        """The number of rows that the matrix lacks or has too many."""
+        """Counts the rows that the matrix lacks, and the deleted ones that it still has."""
         return len(self._tail.rows) + int((~self._main.alive).sum())
 
     def vectors_of(self, rows: np.ndarray) -> np.ndarray:

@@ -122,16 +122,16 @@ def search(
     """Returns row numbers and similarities of the best k of each query, as `best` orders them."""
     results = [(np.zeros(0, np.int64), np.zeros(0))] * len(queries)
     for start in range(0, len(queries), _QUERIES):
-        some = queries[start : start + _QUERIES]
+        batch = queries[start : start + _QUERIES]
         for rows, vectors, where in itertools.chain.from_iterable(map(_tiles, blocks)):
-            if len(some) <= _FEW_QUERIES:  # reads the rows at the speed of memory, in one thread
-                products = np.stack([np.einsum("nd,d->n", vectors, query) for query in some])
+            if len(batch) <= _FEW_QUERIES:  # reads the rows at the speed of memory, in one thread
+                products = np.stack([np.einsum("nd,d->n", vectors, query) for query in batch])
             else:
-                products = some @ vectors.T
-            scores, errors = similarity.screen_fn(products, some, vectors)
+                products = batch @ vectors.T
+            scores, errors = similarity.screen_fn(products, batch, vectors)
             if where is not None:
                 scores[:, ~where] = -np.inf
-            for i, (query, error) in enumerate(zip(some, errors, strict=True)):
+            for i, (query, error) in enumerate(zip(batch, errors, strict=True)):
                 near = _largest(scores[i], 2 * error, k)
                 values = similarity.score_fn(query, vectors[near])
                 old_rows, old_values = results[start + i]

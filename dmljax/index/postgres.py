@@ -1,11 +1,11 @@
-"""An index in PostgreSQL with pgvector: the interface of the one in a folder, for several writers.
+"""An index in PostgreSQL with pgvector: like an index in a folder, but with several writers.
 
 The address is the one of libpq, with one more parameter: `postgresql://user@host/db?table=photos`
 (by default `table=dmljax`). The table of that name names the current generation. The items of
 generation 1 are in `photos_1_items`, with columns row, id, metadata (jsonb) and vector.
 
-Searches are exact, unless the database has an HNSW or IVFFlat index of the vectors: it belongs to
-the database, and then its planner decides.
+Searches are exact, unless the database has an HNSW or IVFFlat index of the vectors, which dmljax
+never creates: then the planner of PostgreSQL may use it.
 
 After an error of the connection, the next call connects again. A call that failed can be repeated,
 with `replace=True` if it may have happened.

@@ -52,6 +52,10 @@ def test_missing_extra_and_truncated_files(copy, tmp_path):
     (tmp_path / "params").write_bytes(data)
     _refused(copy, "params.safetensors is missing, or is a link")
     (copy / "params.safetensors").unlink()
+    shutil.move(copy / "manifest.json", tmp_path / "manifest")
+    (copy / "manifest.json").symlink_to(tmp_path / "manifest")
+    _refused(copy, "is not a bundle: a bundle is a folder with a manifest.json")
+    shutil.move(tmp_path / "manifest", copy / "manifest.json")
     os.mkfifo(copy / "params.safetensors")  # reading it would wait for ever
     _refused(copy, "is not complete: params.safetensors is missing")
 

@@ -200,3 +200,10 @@ def test_several_writers_and_a_reindex(place):
         with index.open(place, model=OTHER, write=True) as store:
             store.compact()  # deletes the previous generation
         refuses("open the index again", reader.count, index.Superseded)
+
+
+def test_passwords_are_not_shown():
+    address = "postgresql://app:secret@127.0.0.1:1/postgres?connect_timeout=1"
+    with pytest.raises(index.Unavailable, match=r"postgresql://127\.0\.0\.1:1/") as caught:
+        index.open(address)
+    assert "secret" not in str(caught.value)
