@@ -265,7 +265,7 @@ def test_float64_stays_float64(name):
     assert shape.dtype == jnp.float64
 
 
-@pytest.mark.parametrize("name", ["contrastive", "margin", "arcface", "soft_triple"])
+@every_function
 def test_labels_may_be_a_list(name, unchecked):
     x, labels, extra = inputs()
     close(call(name, x, labels.tolist(), extra), call(name, x, labels, extra))
@@ -281,6 +281,15 @@ def test_vmap_equals_a_loop(name):
     for i, x in enumerate(xs):
         expected = compiled(name)(x, *arguments)
         jax.tree.map(lambda many, one, i=i: close(many[i], one), together, expected)
+
+
+@every_function
+def test_a_second_batch_does_not_recompile(name):
+    run(name, *inputs())
+    size = compiled(name)._cache_size()
+    x, labels, extra = inputs(7)
+    run(name, x, labels[::-1].copy(), extra, np.arange(B) != 3)
+    assert compiled(name)._cache_size() == size
 
 
 @every_function

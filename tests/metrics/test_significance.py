@@ -138,6 +138,19 @@ def test_the_difference_of_equal_runs_is_not_resolved():
     assert metrics.compare(a, a, groups=labels) == (0, 0, 0, 1, "not resolved")
 
 
+def test_level_of_the_verdict():
+    """Without an effect on average, 5 % of the verdicts are wrong; over queries, many more."""
+    wrong = np.zeros(2)
+    for seed in range(100):
+        a, b, labels = _runs(0, seed=seed)
+        rng = np.random.default_rng(1000 + seed)
+        a = a + 0.5 * rng.standard_normal(60)[labels]  # the effect differs between classes
+        for i, options in enumerate(({"groups": labels}, {})):
+            comparison = metrics.compare(a, b, samples=300, seed=seed, **options)
+            wrong[i] += comparison.verdict != "not resolved"
+    assert wrong[0] / 100 < 0.12 < 0.3 < wrong[1] / 100
+
+
 def test_p_value_against_a_loop():
     a, b, labels = _runs(0.02, seed=3)
     means = metrics.significance.bootstrap_means(a - b, groups=labels, samples=200, seed=4)
@@ -251,6 +264,25 @@ def test_expected_best_of_equal_evaluations(k, gain):
 
 def _rejections(difference_fn, runs, **options):
     return np.mean([difference_fn(a, b, **options).p < 0.05 for a, b in runs])
+
+
+def _correlated(seed, count, n, correlation):
+    """Runs of two equal rows whose seeds are correlated."""
+    common, own = _simulate(seed, count, 1, n), _simulate(seed + 1, count, 2, n)
+    return correlation**0.5 * common + (1 - correlation) ** 0.5 * own
+
+
+@pytest.mark.parametrize("n", [3, 5])
+def test_type_1_error_of_paired_and_welch(n, count=800):
+    """At 5 %, within three standard errors of the simulation; Welch may reject less often."""
+    slack = 3 * (0.05 * 0.95 / count) ** 0.5
+    for correlation in (0.0, 0.5):
+        runs = _correlated(5, count, n, correlation)
+        assert abs(_rejections(metrics.paired_difference, runs) - 0.05) < slack
+        welch = _rejections(metrics.welch_difference, runs)
+        assert (0.025 if correlation == 0 else 0.004) < welch < 0.05 + slack
+    unequal = _correlated(6, count, n, 0.0) * np.array([[1.0], [0.3]])
+    assert _rejections(metrics.welch_difference, unequal) < 0.06 + slack
 
 
 def _folds(count, correlation):

@@ -258,3 +258,11 @@ def test_embeddings_that_are_not_finite_are_refused(finished):
     broken = state._replace(params=jax.tree.map(lambda x: x * np.nan, state.params))
     with pytest.raises(FloatingPointError, match="embeddings are not finite"):
         Evaluator(run).embeddings(broken, run.test)
+
+
+def test_refinement_is_refused_by_a_method_without_it(tmp_path):
+    config = tiny(tmp_path)
+    config["evaluate"] = config["evaluate"] | {"rankings": ["refined"]}
+    with pytest.raises(ValueError, match="does not refine"):
+        training.run(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
