@@ -105,14 +105,13 @@ def test_the_second_part_of_a_vector_is_not_lost(tmp_path):
     script = """if True:
         import re
         import jax, numpy as np
-        import jax.numpy as jnp
         from dmljax.retrieval import filtering
         from dmljax.runs import topologies
         (device,) = topologies.devices("h100:1")
         x = jax.ShapeDtypeStruct(
             (256, 64), np.float32, sharding=jax.sharding.SingleDeviceSharding(device)
         )
-        terms = jax.jit(lambda x: filtering._terms(x, np.dtype(jnp.bfloat16)))
+        terms = jax.jit(filtering._terms)
         text = terms.lower(x).compile(compiler_options=topologies.GPU_OPTIONS).as_text()
         print(*re.findall(r"subtract\\(%([^,]+), %([^)]+)\\)", text)[0])
     """
