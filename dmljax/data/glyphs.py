@@ -50,21 +50,22 @@ def names(characters: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def _font(face: str) -> ImageFont.FreeTypeFont:
+def font(face: str, size: int) -> ImageFont.FreeTypeFont:
+    """Returns a font of matplotlib by the name of its file, `size` pixels of the em square high."""
     # Importing matplotlib would take longer than the rendering, so only look up its folder.
     package = importlib.util.find_spec("matplotlib")
     if package is None or not package.submodule_search_locations:
-        raise FileNotFoundError("glyphs needs the fonts of matplotlib: pip install matplotlib")
+        raise FileNotFoundError("the fonts of matplotlib are missing: pip install matplotlib")
     folder = pathlib.Path(package.submodule_search_locations[0]) / "mpl-data" / "fonts" / "ttf"
     path = folder / f"{face}.ttf"
     if not path.is_file():
-        raise FileNotFoundError(f"glyphs needs {path}, which is missing: reinstall matplotlib")
-    return ImageFont.truetype(str(path), _EM, layout_engine=ImageFont.Layout.BASIC)
+        raise FileNotFoundError(f"{path} is missing: reinstall matplotlib")
+    return ImageFont.truetype(str(path), size, layout_engine=ImageFont.Layout.BASIC)
 
 
 def _draw(character: str, face: str) -> np.ndarray:
     """Draws white on black, with a centered bounding box, `uint8 [32 32 1]`."""
-    ink = _font(face).getmask(character, mode="L")
+    ink = font(face, _EM).getmask(character, mode="L")
     width, height = ink.size
     top, left = (SIZE - height) // 2, (SIZE - width) // 2
     canvas = np.zeros((SIZE, SIZE, 1), np.uint8)

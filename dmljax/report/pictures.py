@@ -3,13 +3,16 @@
 import pathlib
 
 import numpy as np
-from matplotlib import colormaps  # not later: matplotlib may change the environment at its import
-from matplotlib.figure import Figure
-from PIL import Image
+from PIL import Image, ImageColor, ImageDraw
 
+from dmljax.data.glyphs import font
 from dmljax.data.splits import Split
 from dmljax.files.writing import atomic_writer
 from dmljax.report import projection
+
+_SIZE = (800, 616)  # pixels of a frame
+_LEFT, _TOP, _SIDE = 16, 40, 560  # its square of points
+_RADIUS, _SCALE = 3, 4  # of a point; points are drawn larger, then reduced to smooth their edges
 
 
 def frame(embeddings: np.ndarray, split: Split, path: pathlib.Path, *, title: str) -> None:
@@ -27,21 +30,29 @@ def frame(embeddings: np.ndarray, split: Split, path: pathlib.Path, *, title: st
     positions = projection.map_positions(embeddings[rows], split.labels[rows])
     low, high = positions.min(axis=0), positions.max(axis=0)
     positions = (positions - low) / np.maximum(high - low, 1e-12)
-    figure = Figure(figsize=(6.4, 5.6), layout="constrained")  # pyplot would change the backend
-    axes = figure.subplots()
-    colors = colormaps["tab10" if len(chosen) <= 10 else "tab20"]
+    corner, scale = np.array([_LEFT + 8, _TOP + 8]), _SIDE - 16
+    centers = corner + scale * np.stack([positions[:, 0], 1 - positions[:, 1]], axis=1)
+    picture = Image.new("RGB", [_SCALE * size for size in _SIZE], "white")
+    draw = ImageDraw.Draw(picture)
+    box = [_LEFT, _TOP, _LEFT + _SIDE, _TOP + _SIDE]
+    draw.rectangle([_SCALE * x for x in box], outline="black", width=_SCALE)
+    legend_top = _TOP + (_SIDE - 20 * len(chosen)) / 2
     for i, label in enumerate(chosen):
-        of_class = positions[split.labels[rows] == label]
-        x, y = of_class.T
-        name, color = split.names[label], colors(i % 20)
-        axes.scatter(x, y, s=9, lw=0, alpha=0.7, color=color, label=name)
-    axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xticks=[], yticks=[], title=title)
-    axes.legend(
-        loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8, markerscale=2
-    )
+        # Neighbors on the color wheel differ in lightness, too.
+        color = ImageColor.getrgb(f"hsl({360 * i / len(chosen):.0f}, 65%, {40 + 20 * (i % 2)}%)")
+        legend = [[_LEFT + _SIDE + 16, legend_top + 20 * i + 10]]
+        for center in [*centers[split.labels[rows] == label], *legend]:
+            draw.circle(_SCALE * np.asarray(center), _SCALE * _RADIUS, fill=color)
+    picture = picture.resize(_SIZE, Image.Resampling.BOX)
+    draw = ImageDraw.Draw(picture)
+    middle = (_LEFT + _SIDE / 2, _TOP / 2)
+    draw.text(middle, title, "black", font("DejaVuSans", 18), anchor="mm")
+    for i, label in enumerate(chosen):
+        place = (_LEFT + _SIDE + 26, legend_top + 20 * i + 10)
+        draw.text(place, split.names[label], "black", font("DejaVuSans", 12), anchor="lm")
     # A run that is killed continues with the frames that exist, so none may be incomplete.
     with atomic_writer(path, "wb") as file:
-        figure.savefig(file, dpi=110, format="png")
+        picture.save(file, "PNG")
 
 
 def movie(folder: pathlib.Path, path: pathlib.Path, *, frame_ms: int, last_frame_ms: int) -> None:

@@ -36,7 +36,7 @@ def test_glyphs_has_its_published_counts_and_disjoint_classes():
 
 def test_every_face_has_every_character():
     for face in glyphs.FACES:
-        path = glyphs._font(face).path
+        path = glyphs.font(face, 22).path
         assert set(map(ord, glyphs.CHARACTERS)) <= set(ttLib.TTFont(path).getBestCmap())
 
 
