@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+UNIT_TOLERANCE = 1e-3  # a vector of this distance from length 1 counts as a unit vector
+
 
 def unit_vectors(vectors: np.ndarray) -> np.ndarray:
     """Returns vectors [n, d] divided by their lengths, in float32. A zero vector stays zero."""

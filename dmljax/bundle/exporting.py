@@ -15,7 +15,7 @@ from safetensors.numpy import save as save_tensors
 
 import dmljax
 from dmljax import vectors
-from dmljax.bundle import card, figures, files, loading, models, parity, preprocessing, programs
+from dmljax.bundle import card, files, loading, models, parity, preprocessing, programs
 from dmljax.config.fields import named
 from dmljax.data.records import Reader
 from dmljax.data.splits import Split, images_of, subset
@@ -91,7 +91,7 @@ def export(
         average = run.options.evaluate.average
         widths = {*run.method.prefixes, test.shape[1]}
         x = {dim: test if dim == test.shape[1] else vectors.prefix(test, dim) for dim in widths}
-        scores = {dim: figures.scores(x[dim], run.test, average=average) for dim in sorted(x)}
+        scores = {dim: card.scores_of(x[dim], run.test, average=average) for dim in sorted(x)}
         about = {"against": against, "step": int(state.step), "result": result, "license": license}
         markdown = card.text(run, manifest, scores, **about)
         (folder / files.CARD).write_text(markdown)
@@ -169,19 +169,19 @@ def _thresholds(
     # Large classes leave room for others: two halves of 8 classes have them.
     most = _THRESHOLD_IMAGES // (2 * FEWEST_CLASSES)
 
-    def sample(split: Split, embed_fn: Callable[[np.ndarray], np.ndarray]) -> figures.Labeled:
+    def sample(split: Split, embed_fn: Callable[[np.ndarray], np.ndarray]) -> card.Labeled:
         rows = np.sort(_rows_by_class(split, most)[:_THRESHOLD_IMAGES])
         embeddings = embed_fn(rows)
         readable = np.isfinite(embeddings).all(axis=1)
-        return figures.Labeled(embeddings[readable], split.labels[rows][readable])
+        return card.Labeled(embeddings[readable], split.labels[rows][readable])
 
     measured_on, held_out = sample(run.test, test.__getitem__), run.held_out
     if held_out is None or len(held_out.names) < FEWEST_CLASSES:
-        return figures.thresholds(*figures.halves(measured_on), split="test")
+        return card.thresholds(*card.halves(measured_on), split="test")
     chosen_on = sample(
         held_out, lambda rows: evaluator.embeddings(state, subset(held_out, rows))[MAIN]
     )
-    return figures.thresholds(chosen_on, measured_on, split="val")
+    return card.thresholds(chosen_on, measured_on, split="val")
 
 
 def write(
@@ -247,7 +247,7 @@ def describe(
     prefixes: Sequence[int] = (),
 ) -> files.Manifest:
     """Returns the manifest of a model that has these `embeddings [n d]` of some images."""
-    unit = bool(np.allclose(np.linalg.norm(embeddings, axis=1), 1, atol=1e-3))
+    unit = bool(np.allclose(np.linalg.norm(embeddings, axis=1), 1, atol=vectors.UNIT_TOLERANCE))
     net, method = named(config["net"]), named(config["method"])
     precision = str(net.get("dtype") or method.get("dtype") or "float32")
     today = datetime.datetime.now(datetime.UTC).date()

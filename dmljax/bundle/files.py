@@ -15,7 +15,6 @@ No file runs code when it is read. Imports no jax.
 
 import dataclasses
 import hashlib
-import json
 import os
 import pathlib
 import re
@@ -27,7 +26,7 @@ import safetensors.numpy
 
 from dmljax.bundle.errors import BadBundle
 from dmljax.files import reading, schema
-from dmljax.files.writing import sha256, tensors_digest, write_json
+from dmljax.files.writing import json_digest, sha256, tensors_digest, write_json
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -53,6 +52,7 @@ _ThresholdName = Annotated[
     str, schema.Limit(re.compile(r"fmr=\d+e-\d+").fullmatch, "a rate such as fmr=1e-3")
 ]
 _FileName = Annotated[str, schema.Limit(_NAMES.__contains__, f"one of {', '.join(_NAMES)}")]
+_ASCENDING = schema.Limit(lambda x: list(x) == sorted(set(x)), "in ascending order")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Output:
 
     dimension: _Size
     unit: bool
-    similarity: str
+    similarity: Annotated[str, schema.Limit(("cosine", "euclidean").__contains__, "known")]
     precision: str
 
 
@@ -141,7 +141,7 @@ class Manifest:
     batch_sizes: Annotated[tuple[_Size, ...], schema.Limit(bool, "a list of one size or more")]
     classes: _Count
     thresholds: dict[_ThresholdName, Threshold] = dataclasses.field(default_factory=dict)
-    prefixes: tuple[_Size, ...] = ()
+    prefixes: Annotated[tuple[_Size, ...], _ASCENDING] = ()
     text: TokenRule | None = None
     parity: dict[str, Any] = dataclasses.field(default_factory=dict)
     files: dict[_FileName, _Digest] = dataclasses.field(default_factory=dict)
@@ -150,12 +150,7 @@ class Manifest:
 
 def identity(content: Mapping[str, Any]) -> str:
     """Returns the SHA-256 of the content of a manifest, except for its field `identity`."""
-    return _json_digest({k: v for k, v in content.items() if k != "identity"})
-
-
-def _json_digest(content: Any) -> str:
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return json_digest({k: v for k, v in content.items() if k != "identity"})
 
 
 def write_manifest(folder: pathlib.Path, manifest: Manifest) -> Manifest:
@@ -221,4 +216,4 @@ def model_digest(
     if isinstance(architecture["net"], dict):
         architecture["net"] = {k: v for k, v in architecture["net"].items() if k != "weights"}
     parts = [tensors_digest(tensors), preprocess, architecture]
-    return _json_digest(parts)
+    return json_digest(parts)

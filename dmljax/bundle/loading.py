@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from dmljax import vectors as vector_math
-from dmljax.bundle import files, images, parity, preprocessing, programs, text
+from dmljax.bundle import files, parity, preprocessing, programs, text
 from dmljax.bundle.errors import BadBundle, BadImage
 
 PROGRAMS = ("stablehlo", "onnx")
@@ -83,7 +83,7 @@ class Bundle:
         `image` is encoded, a path, or pixels `uint8 [h w]` or `[h w c]`. A refused image raises
         `BadImage`, a ValueError of one line with its `kind`.
         """
-        return images.prepare(image, self.preprocess)
+        return preprocessing.prepare(image, self.preprocess)
 
     def embed(
         self,

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from dmljax.bundle.images import prepare
-from dmljax.bundle.preprocessing import Preprocessing
+from dmljax.bundle.preprocessing import Preprocessing, prepare
 from dmljax.data.decode import file_bytes
 
 _NEIGHBORS = 10

@@ -46,15 +46,27 @@ def stablehlo(
     device: jax.Device | None = None,
 ) -> Callable[[np.ndarray], np.ndarray]:
     """Returns the function `inputs -> float32 [b d]` of a program of JAX and its parameters."""
-    exported = _deserialize(folder, manifest, name)
-    if (present := platform(device)) not in exported.platforms:
-        names = ", ".join(exported.platforms)
-        raise unusable(folder, f"is for {names}, and JAX runs on {present}")
-    (variables, _), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
+    data, version = files.read(folder, manifest, name), manifest.program.jax
+    try:
+        exported = export.deserialize(bytearray(data))
+        reason = refusal(exported)
+        (variables, _), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
+    except Exception as error:
+        versions = f"made by jax {version}, read by jax {jax.__version__}"
+        raise unusable(folder, f"cannot be read ({versions}): {_one_line(error)}") from error
     facts = [{k: (x.shape, x.dtype) for k, x in y.items()} for y in (variables, tensors)]
     is_finite = all(np.isfinite(x).all() for x in tensors.values() if x.dtype.kind == "f")
-    if facts[0] != facts[1] or not is_finite:
-        raise unusable(folder, "does not fit its parameters, or they contain NaN")
+    dimension, problem = manifest.output.dimension, None
+    if reason:
+        problem = f"{reason}: it could run any code"
+    elif (present := platform(device)) not in exported.platforms:
+        problem = f"is for {', '.join(exported.platforms)}, and JAX runs on {present}"
+    elif facts[0] != facts[1] or not is_finite:
+        problem = "does not fit its parameters, or they contain NaN"
+    elif [x.shape[1:] for x in exported.out_avals] != [(dimension,)]:
+        problem = f"has another dimension than {dimension}, that of the manifest"
+    if problem:
+        raise unusable(folder, problem)
     device = jax.devices()[0] if device is None else device
     on_device = jax.device_put(tensors, device)
     call_fn = jax.jit(exported.call)
@@ -68,19 +80,6 @@ def stablehlo(
             raise unusable(folder, f"cannot be compiled: {_one_line(error)}") from error
 
     return program_fn
-
-
-def _deserialize(folder: pathlib.Path, manifest: files.Manifest, name: str) -> export.Exported:
-    data = files.read(folder, manifest, name)
-    try:
-        exported = export.deserialize(bytearray(data))
-        problem = refusal(exported)
-    except Exception as error:
-        versions = f"made by jax {manifest.program.jax}, read by jax {jax.__version__}"
-        raise unusable(folder, f"cannot be read ({versions}): {_one_line(error)}") from error
-    if problem:
-        raise unusable(folder, f"{problem}: it could run any code")
-    return exported
 
 
 def refusal(exported: export.Exported) -> str | None:

@@ -1,7 +1,6 @@
 """A config as plain data: checked, completed and hashed. Imports no jax."""
 
 import dataclasses
-import hashlib
 import inspect
 import json
 import numbers
@@ -11,6 +10,7 @@ from collections import abc
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from dmljax.files.writing import json_digest
 from dmljax.hints import hint
 from dmljax.train.options import (
     SECTIONS,
@@ -199,14 +199,9 @@ def digests_of(
     digest give the same result on the same devices. A digest is a pure function of the config.
     """
     content = {"config": essential(config), "data": data, "weights": weights, "start": start}
-    return Digests(_sha256(content), config_digest(config), data, weights, start)
+    return Digests(json_digest(content), config_digest(config), data, weights, start)
 
 
 def config_digest(config: dict[str, Any]) -> str:
     """Returns the digest of the essential fields of a completed config."""
-    return _sha256(essential(config))
-
-
-def _sha256(content: Any) -> str:
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return json_digest(essential(config))

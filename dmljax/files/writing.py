@@ -100,6 +100,12 @@ def tensors_digest(tensors: Mapping[str, np.ndarray]) -> str:
     return total.hexdigest()
 
 
+def json_digest(content: Any) -> str:
+    """Returns the SHA-256 of a JSON value, whatever the order of its keys."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def sha256(path: str | os.PathLike) -> str:
     """Returns the SHA-256 of a file, in hexadecimal digits."""
     return _hash(path, "sha256")

@@ -6,7 +6,7 @@
     photos.add(["a", "b"], bundle.embed(["a.jpg", "b.jpg"]), [{"year": 1999}, {"year": 2020}])
     photos.search(bundle.embed(["query.jpg"]), k=1, where={"year": {">": 2000}})
 
-A path is a folder with an SQLite database and a matrix derived from it. An address `postgresql://`
+A path is a folder with an SQLite database and a file of vectors. An address `postgresql://`
 is a PostgreSQL server with pgvector. Both behave the same. Every index is bound to the digest of
 the model that makes its vectors. The package imports neither jax nor flax.
 """
@@ -17,7 +17,7 @@ from typing import Any
 from dmljax.index import inputs
 from dmljax.index.base import Index
 from dmljax.index.embedded import EmbeddedIndex
-from dmljax.index.errors import (
+from dmljax.index.inputs import (
     Damaged,
     DuplicateId,
     InvalidInput,

@@ -18,8 +18,8 @@ import numpy as np
 
 from dmljax.hints import hint
 from dmljax.index import filters, inputs
-from dmljax.index.errors import Damaged, DuplicateId, InvalidInput, UnknownId
 from dmljax.index.filters import Condition, Dialect
+from dmljax.index.inputs import Damaged, DuplicateId, InvalidInput, UnknownId
 from dmljax.index.nearest import SIMILARITIES
 
 _ITEMS = "update {settings} set items = items + ?"
@@ -293,13 +293,14 @@ class Index(abc.ABC):
         text = f"select id from {{items}} where id {self._dialect.ids}"
         return [name for (name,) in self._rows(transaction, text, [self._dialect.list_fn(ids)])]
 
-    def _read_settings(self, transaction: Any) -> None:
+    def _read_settings(self, transaction: Any) -> inputs.Settings:
         """Reads the model of the index and how its vectors are compared."""
         rows = self._rows(transaction, "select model, dimension, similarity from {settings}")
         try:
-            self.model, self.dimension, self.similarity = inputs.check_settings(*rows[0])
+            self.model, self.dimension, self.similarity = settings = inputs.check_settings(*rows[0])
         except (ValueError, IndexError):
             raise self._without_settings() from None
+        return settings
 
     def _state(self, transaction: Any) -> State:
         rows = self._rows(transaction, "select version, items from {settings}")

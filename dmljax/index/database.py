@@ -1,39 +1,31 @@
-"""The SQLite file of an index in a folder: tables, checksums, and errors in one line."""
+"""The SQLite file of an index in a folder: tables, connections, and errors in one line."""
 
 import contextlib
 import json
 import pathlib
 import re
-import secrets
 import sqlite3
 import urllib.parse
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from sqlite3 import Connection
 from typing import Any
 
-import numpy as np
-
-from dmljax.files import reading
-from dmljax.index import base, inputs
-from dmljax.index.errors import Damaged, Unavailable
+from dmljax.index import base
 from dmljax.index.filters import Dialect
-from dmljax.index.inputs import Settings
+from dmljax.index.inputs import Damaged, Settings, Unavailable
 
-_FORMAT = 1
-# A row number is never used twice, and the vector of a row never changes: replacing an item gives
-# it a new row. `deleted` tells the matrix and open readers which rows no longer exist.
+# `file` numbers the file of vectors, which has `rows` of them. `deleted` tells readers which rows
+# no longer exist.
 _TABLES = """
 create table settings (
-    only integer primary key check (only = 1), format integer not null, model text not null,
-    dimension integer not null, similarity text not null, identity text not null,
-    version integer not null, items integer not null
+    only integer primary key check (only = 1), model text not null, dimension integer not null,
+    similarity text not null, version integer not null, items integer not null,
+    file integer not null, rows integer not null
 );
 create table items (
-    row integer primary key autoincrement, id text not null unique, metadata text not null,
-    checksum integer not null, folder text, stamp text
+    row integer primary key, id text not null unique, metadata text not null,
+    text_sum integer not null, vector_sum integer not null, folder text, stamp text
 );
-create table vectors (row integer primary key, vector blob not null);
 create table deleted (row integer primary key, version integer not null);
 create index deleted_version on deleted (version);
 """
@@ -64,14 +56,10 @@ _PROBLEMS = {
 }
 
 
-class ItemChanged(Damaged):
-    """One item differs from what was added; others may be intact."""
-
-
-def connect(path: pathlib.Path, *, write: bool, create: bool = False) -> Connection:
+def connect(path: pathlib.Path, *, write: bool) -> Connection:
     """Opens a connection in autocommit mode that any thread may use, one at a time."""
     if write:
-        connection = _open(path, "rwc" if create else "rw")
+        connection = _open(path, "rw")
         mode = connection.execute("pragma journal_mode=wal").fetchone()[0]
         if mode != "wal":
             raise Unavailable(f"{path}: this file system does not allow SQLite's WAL ({mode})")
@@ -108,15 +96,14 @@ def _open(path: pathlib.Path, mode: str) -> Connection:
 
 def create(file: pathlib.Path, settings: Settings) -> None:
     """Creates an empty database."""
-    row = (_FORMAT, *settings, secrets.token_hex(16), 0, 0)
     with (
         one_line_errors(file),
-        contextlib.closing(connect(file, write=True, create=True)) as connection,
+        contextlib.closing(_open(file, "rwc")) as connection,
         transaction(connection, write=True),
     ):
         for statement in _TABLES.split(";"):
             connection.execute(statement)
-        connection.execute("insert into settings values (1, ?, ?, ?, ?, ?, ?, ?)", row)
+        connection.execute("insert into settings values (1, ?, ?, ?, 0, 0, 0, 0)", settings)
 
 
 @contextlib.contextmanager
@@ -146,7 +133,7 @@ def damaged(path: pathlib.Path, problem: Any) -> Damaged:
 
 @contextlib.contextmanager
 def one_line_errors(path: pathlib.Path) -> Iterator[None]:
-    """Turns errors of SQLite into `Unavailable` or `Damaged`.
+    """Turns errors of SQLite and of the disk into `Unavailable` or `Damaged`.
 
     Whoever reads "damaged" puts a backup in the place of the database. So most errors are another
     one: a statement that is too large, a disk that is full.
@@ -160,54 +147,13 @@ def one_line_errors(path: pathlib.Path) -> Iterator[None]:
             raise damaged(path, error) from error
         problem = _PROBLEMS.get(_code(error), "The call changed nothing")
         raise Unavailable(f"{path}: {error}: {problem}") from error
+    except OSError as error:
+        if error.errno is None:
+            raise
+        problem = f"cannot be read or written: {error.strerror}. The call changed nothing"
+        raise Unavailable(f"{error.filename or path.parent} {problem}") from error
 
 
 def _code(error: sqlite3.Error) -> int:
     """Returns the primary code of an error; text that is not UTF-8 is an error without a code."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 255
-
-
-def stored(
-    connection: Connection, condition: str = "true", parameters: Sequence[Any] = ()
-) -> sqlite3.Cursor:
-    """Selects row, id, metadata, checksum and vector of items by row; a missing vector is None."""
-    return connection.execute(
-        "select row, id, metadata, checksum, vector from items "
-        f"left join vectors using (row) where {condition} order by row",
-        parameters,
-    )
-
-
-def checksum(name: Any, metadata: Any, vector: Any) -> int:
-    """Returns the CRC-32 of a stored item; -1 if damage changed the type of a value."""
-    if not (isinstance(name, str) and isinstance(metadata, str) and isinstance(vector, bytes)):
-        return -1
-    return zlib.crc32(vector, zlib.crc32(metadata.encode(), zlib.crc32(name.encode())))
-
-
-def verify(path: pathlib.Path, name: Any, metadata: Any, total: Any, vector: Any) -> None:
-    """Raises `ItemChanged` unless the checksum of an item is the stored one."""
-    if checksum(name, metadata, vector) != total:
-        raise ItemChanged(
-            f"{path}: item {inputs.shorten(name)} is not what was added: its checksum differs. Add "
-            "it again with replace=True (dmljax index add --replace), or restore the folder from a "
-            "backup; `dmljax index check` lists all such items"
-        )
-
-
-def decode_metadata(path: pathlib.Path, text: str) -> dict[str, Any]:
-    """Returns the metadata of an item; raises for text that only a forged checksum can fit."""
-    try:
-        metadata = reading.json_value(text)
-    except ValueError:
-        metadata = None
-    if not isinstance(metadata, dict):
-        raise damaged(path, "the metadata of an item is not a JSON object")
-    return metadata
-
-
-def decode_vectors(path: pathlib.Path, blobs: list[bytes], dimension: int) -> np.ndarray:
-    """Returns vectors [n, d] from stored bytes."""
-    if not all(len(blob) == 4 * dimension for blob in blobs):
-        raise damaged(path, "a vector has another length")
-    return np.frombuffer(b"".join(blobs), "<f4").reshape(len(blobs), dimension)

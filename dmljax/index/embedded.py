@@ -1,8 +1,9 @@
-"""An index in a folder: SQLite holds the truth, and the matrix that searches read is derived.
+"""An index in a folder: an SQLite database, and a file of vectors that searches map into memory.
 
-A writer commits to SQLite (WAL, synchronous=full) before a call returns. The matrix of vectors is
-made from the database, is verified by its digest before it is used, and is made again when it is
-damaged. Searches read rows that it lacks from the database.
+Row r of the table `items` has the vector at position r - 1 of `vectors-N.bin`. A writer flushes
+vectors to the disk before it commits their rows (WAL, synchronous=full). A row keeps its vector for
+ever: replacing an item gives it a new row, and `compact` makes a new file. The checksums of an item
+are compared when a search first maps its vector, and whenever the item is read.
 """
 
 from __future__ import annotations
@@ -12,26 +13,30 @@ import os
 import pathlib
 import shutil
 import sqlite3
-import threading
+import zlib
 from collections.abc import Iterator, Sequence
 from sqlite3 import Connection
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
-from absl import logging
 
+from dmljax.files import reading
 from dmljax.files import writing as files
-from dmljax.index import database, filters, folder, matrix
-from dmljax.index.base import Index, Item, State
-from dmljax.index.errors import Damaged, Superseded, Unavailable
+from dmljax.index import database, filters, folder, inputs, nearest
+from dmljax.index.base import Index, Item
 from dmljax.index.filters import Condition
-from dmljax.index.inputs import Settings
-from dmljax.index.nearest import SIMILARITIES
+from dmljax.index.inputs import Damaged, Settings, Superseded
 
-_BATCH = 10_000  # rows that are read together
-_FEW = 1000  # rows that the matrix may lack in any case
-_FRACTION = 0.05  # fraction of the rows that the matrix may lack
 _CACHED_FILTERS = 16
+
+
+class _View(NamedTuple):
+    """The vectors [rows, dimension] of file `number`; those that are `alive` belong to items."""
+
+    version: int
+    number: int
+    vectors: np.ndarray
+    alive: np.ndarray
 
 
 class EmbeddedIndex(Index):
@@ -77,24 +82,23 @@ class EmbeddedIndex(Index):
     def __init__(self, path: pathlib.Path, generation: int, *, lock: IO[str] | None = None):
         super().__init__(str(path), generation, write=lock is not None)
         self._path, self._folder = path, path / folder.name_of(generation)
-        self._file = self._folder / "items.db"
-        self._writer_lock, self._build_lock = lock, threading.Lock()
-        self._view: matrix.View | None = None
-        self._rows_of_filters: dict[str, np.ndarray] = {}
+        self._file, self._writer_lock = self._folder / "items.db", lock
+        self._view: _View | None = None
+        self._mapped: tuple[tuple[int, int], np.ndarray] | None = None
+        self._where_of_filters: dict[str, np.ndarray] = {}
         with self._errors(), contextlib.ExitStack() as stack:
             acknowledged = self._acknowledged()
             self._connection = database.connect(self._file, write=self.writable)
             stack.callback(self._connection.close)
             self._read_settings(self._connection)
-            ((self._identity,),) = self._rows(self._connection, "select identity from settings")
-            self._check_database(acknowledged)
-            try:
-                if self.writable and (isinstance(self._matrix(), str) or self._lacks_much()):
-                    self._write_matrix()
-                with self._transaction() as connection:
-                    self._refreshed(connection)  # reports a damaged matrix
-            except database.ItemChanged as error:  # it can be added again
-                logging.warning("%s", error)
+            if (version := self._state(self._connection).version) < acknowledged:
+                raise Damaged(
+                    f"{self._file} is at change {version}, but change {acknowledged} was "
+                    "acknowledged: its -wal file was deleted, or an older copy was put there. "
+                    "Restore items.db and items.db-wal together from a backup; to accept the loss, "
+                    f"delete the file {self._folder / 'acknowledged'}"
+                )
+            self._vectors(self._connection)  # now: `switch` deletes the files of earlier readers
             stack.pop_all()
 
     @contextlib.contextmanager
@@ -108,8 +112,18 @@ class EmbeddedIndex(Index):
                 problem = "was replaced since it was opened: open it again"
                 raise Superseded(f"{self.place} {problem}") from error
             if not self._file.exists():
-                raise database.damaged(self._file, "it does not exist") from None
+                raise self._damaged("it does not exist") from None
             raise
+
+    def _damaged(self, problem: str) -> Damaged:
+        return database.damaged(self._file, problem)
+
+    def _changed(self, name: Any) -> Damaged:
+        return Damaged(
+            f"{self._folder}: item {inputs.shorten(name)} is not what was added: its checksum "
+            "differs. Add it again with replace=True (dmljax index add --replace), or restore the "
+            "folder from a backup; `dmljax index check` lists all such items"
+        )
 
     # A commit is acknowledged here after it is on the disk, so this number is never ahead of the
     # database, unless a part of the database is lost.
@@ -118,20 +132,6 @@ class EmbeddedIndex(Index):
             return int((self._folder / "acknowledged").read_text())
         except (OSError, ValueError):
             return 0
-
-    def _acknowledge(self, version: int) -> None:
-        with contextlib.suppress(OSError):
-            (self._folder / "acknowledged").write_text(f"{version}\n")
-
-    def _check_database(self, acknowledged: int) -> None:
-        """Raises for a database whose -wal was deleted, or that is older than it was."""
-        if (version := self._state(self._connection).version) < acknowledged:
-            raise Damaged(
-                f"{self._file} is at change {version}, but change {acknowledged} was acknowledged: "
-                "its -wal file was deleted, or an older copy was put there. Restore items.db and "
-                "items.db-wal together from a backup; to accept the loss, delete the file "
-                f"{self._folder / 'acknowledged'}"
-            )
 
     @contextlib.contextmanager
     def _transaction(self, *, write: bool = False) -> Iterator[Connection]:
@@ -143,7 +143,8 @@ class EmbeddedIndex(Index):
                 yield connection
                 version = self._state(connection).version if write else None
             if version is not None:
-                self._acknowledge(version)
+                with contextlib.suppress(OSError):
+                    (self._folder / "acknowledged").write_text(f"{version}\n")
 
     @contextlib.contextmanager
     def _snapshot(self) -> Iterator[Connection]:
@@ -161,16 +162,51 @@ class EmbeddedIndex(Index):
             text.format(settings="settings", items="items"), parameters
         ).fetchall()
 
+    def _vectors(self, connection: Connection) -> tuple[int, np.ndarray]:
+        """Returns the number and the vectors of the file at the present transaction."""
+        ((number, count),) = self._rows(connection, "select file, rows from settings")
+        if self._mapped is None or self._mapped[0] != (number, count):
+            path, vectors = self._path_of(number), np.zeros((0, self.dimension), "<f4")
+            try:
+                if count:
+                    shape = (count, self.dimension)
+                    vectors = np.asarray(np.memmap(path, "<f4", "r", shape=shape))
+            except (FileNotFoundError, ValueError, TypeError, OverflowError) as error:
+                raise self._damaged(f"{path.name} is missing or too short") from error
+            self._mapped = (number, count), vectors
+        return number, self._mapped[1]
+
+    def _path_of(self, number: int) -> pathlib.Path:
+        return self._folder / f"vectors-{number}.bin"
+
+    def _stored(
+        self, connection: Connection, where: str = "true", parameters: Sequence[Any] = ()
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yields row, id, metadata, the checksums of text and vector, and the vector, by row."""
+        _, vectors = self._vectors(connection)
+        text = "select row, id, metadata, text_sum, vector_sum from items "
+        for row in connection.execute(f"{text} where {where} order by row", parameters):
+            is_there = 1 <= row[0] <= len(vectors)
+            yield *row, vectors[row[0] - 1].tobytes() if is_there else b""
+
     def _items(self, transaction: Connection, ids: list[str] | None) -> Iterator[Item]:
         chosen = () if ids is None else (f"id {self._dialect.ids}", [self._dialect.list_fn(ids)])
         count = 0
-        for _, name, metadata, total, blob in database.stored(transaction, *chosen):
-            database.verify(self._file, name, metadata, total, blob)
-            vector = database.decode_vectors(self._file, [blob], self.dimension)[0].copy()
-            yield Item(name, vector, database.decode_metadata(self._file, metadata))
+        for _, *item, vector in self._stored(transaction, *chosen):
+            name, metadata = self._checked(*item, vector)
+            yield Item(name, np.frombuffer(vector, "<f4").astype(np.float32), metadata)
             count += 1
         if ids is None and count != (counted := self._state(transaction).items):
-            raise database.damaged(self._file, f"it has {count} items, and counted {counted}")
+            raise self._damaged(f"it has {count} items, and counted {counted}")
+
+    def _checked(self, name: Any, metadata: Any, *rest: Any) -> tuple[str, dict[str, Any]]:
+        """Returns id and metadata of an item whose checksums are the stored ones."""
+        if not _is_intact(name, metadata, *rest):
+            raise self._changed(name)
+        with contextlib.suppress(ValueError):
+            if isinstance(decoded := reading.json_value(metadata), dict):
+                return name, decoded
+        raise self._damaged("the metadata of an item is not a JSON object")  # and has a checksum
 
     def _insert(
         self,
@@ -180,19 +216,24 @@ class EmbeddedIndex(Index):
         metadata: list[str],
         files: Sequence[tuple[str | None, str | None]],
     ) -> None:
-        text = "select coalesce(max(seq), 0) from sqlite_sequence where name = 'items'"
-        ((last,),) = self._rows(transaction, text)
-        rows = range(last + 1, last + 1 + len(ids))
         blobs = [vector.astype("<f4", copy=False).tobytes() for vector in vectors]
-        sums = map(database.checksum, ids, metadata, blobs)
-        items = zip(rows, ids, metadata, sums, *zip(*files, strict=True), strict=True)
-        transaction.executemany("insert into items values (?, ?, ?, ?, ?, ?)", items)
-        transaction.executemany("insert into vectors values (?, ?)", zip(rows, blobs, strict=True))
+        number, stored = self._vectors(transaction)
+        with self._path_of(number).open("r+b") as file:
+            file.seek(stored.nbytes)  # overwrites what an interrupted call left
+            file.write(b"".join(blobs))
+            file.flush()
+            os.fsync(file.fileno())
+        count = len(stored) + len(ids)
+        rows, sums = range(len(stored) + 1, count + 1), map(_text_sum, ids, metadata)
+        columns = rows, ids, metadata, sums, map(zlib.crc32, blobs), *zip(*files, strict=True)
+        transaction.executemany(
+            "insert into items values (?, ?, ?, ?, ?, ?, ?)", zip(*columns, strict=True)
+        )
+        transaction.execute("update settings set rows = ?", [count])
 
     def _remove(self, transaction: Connection, ids: list[str]) -> None:
         text = f"delete from items where id {self._dialect.ids} returning row"
         rows = self._rows(transaction, text, [self._dialect.list_fn(ids)])
-        transaction.executemany("delete from vectors where row = ?", rows)
         transaction.executemany(
             "insert into deleted values (?, (select version from settings))", rows
         )
@@ -201,125 +242,97 @@ class EmbeddedIndex(Index):
         self, transaction: Connection, queries: np.ndarray, k: int, conditions: list[Condition]
     ) -> tuple[list[tuple[np.ndarray, np.ndarray]], dict[int, tuple[str, dict[str, Any]]]]:
         view = self._refreshed(transaction)
-        allowed = self._rows_where(transaction, conditions) if conditions else None
-        results = view.search(queries, k, SIMILARITIES[self.similarity], allowed)
-        rows = np.unique(np.concatenate([rows for rows, _ in results]))
-        text = f"select row, id, metadata, checksum from items where row {self._dialect.ids}"
-        parameters = [self._dialect.list_fn(rows.tolist())]
-        stored = self._rows(transaction, f"{text} order by row", parameters)
-        if len(stored) < len(rows):
-            raise database.damaged(self._file, "items of some vectors are missing")
-        items = {}
-        for (row, name, text, total), vector in zip(stored, view.vectors_of(rows), strict=True):
-            blob = vector.astype("<f4", copy=False).tobytes()
-            database.verify(self._file, name, text, total, blob)
-            items[row] = name, database.decode_metadata(self._file, text)
+        where = self._where(transaction, conditions, view) if conditions else view.alive
+        similarity = nearest.SIMILARITIES[self.similarity]
+        results = nearest.search(queries, view.vectors, k, similarity, where=where)
+        positions = np.unique(np.concatenate([positions for positions, _ in results]))
+        text = "select row - 1, id, metadata, text_sum, vector_sum from items"
+        parameters = [self._dialect.list_fn((positions + 1).tolist())]
+        stored = self._rows(transaction, f"{text} where row {self._dialect.ids}", parameters)
+        if len(stored) < len(positions):
+            raise self._damaged("items of some vectors are missing")
+        items = {i: self._checked(*item, view.vectors[i].tobytes()) for i, *item in stored}
         return results, items
 
-    def _rows_where(self, transaction: Connection, conditions: list[Condition]) -> np.ndarray:
-        """Returns the rows that match, ascending; kept for the next search with this filter."""
-        key, cache = repr(conditions), self._rows_of_filters
+    def _where(
+        self, transaction: Connection, conditions: list[Condition], view: _View
+    ) -> np.ndarray:
+        """Marks the vectors of items that match; keeps them for the next search."""
+        key, cache = repr(conditions), self._where_of_filters
         if key not in cache:
             if len(cache) == _CACHED_FILTERS:
                 cache.clear()
             text, parameters = filters.to_sql(conditions, self._dialect)
-            statement = f"select row from items where {text} order by row"
-            cache[key] = _numbers(transaction.execute(statement, parameters))
+            statement = f"select row - 1 from items where {text}"
+            cache[key] = np.zeros(len(view.alive), bool)
+            cache[key][_numbers(transaction.execute(statement, parameters))] = True
         return cache[key]
 
-    def _refreshed(self, transaction: Connection) -> matrix.View:
-        """Returns the view at the version of the present transaction."""
-        view, state = self._view, self._state(transaction)
-        if view is not None and view.version == state.version:
+    def _refreshed(self, transaction: Connection) -> _View:
+        """Returns the view at the present transaction; verifies the vectors that are new to it."""
+        (number, vectors), state = self._vectors(transaction), self._state(transaction)
+        view = self._view
+        if view is None or view.number != number:
+            view = _View(-1, number, vectors[:0], np.zeros(0, bool))
+        if view.version == state.version:
             return view
-        if view is None or self._outdated(view, state):
-            stored = self._matrix()
-            if isinstance(stored, str):
-                problem = "vectors are read from the database until it is repaired"
-                logging.warning("%s: %s", stored, problem)
-                stored = None
-            elif stored is not None and stored[0].version > state.version:
-                stored = None
-            view = matrix.View(self.dimension, stored)
-        batches = list(self._batches(transaction, view.last_row))
-        deleted = "select row from deleted where version > ?"
-        rows = _numbers(transaction.execute(deleted, (view.version,)))
-        view.update(batches, rows, version=state.version)
-        self._rows_of_filters.clear()
-        self._view = view
-        return view
-
-    def _batches(
-        self, connection: Connection, after: int
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields row numbers and vectors of items after a row, ascending."""
-        cursor = database.stored(connection, "row > ?", (after,))
-        while batch := cursor.fetchmany(_BATCH):
-            for _, *item in batch:
-                database.verify(self._file, *item)
-            rows = np.fromiter((row for row, *_ in batch), np.int64, len(batch))
-            blobs = [blob for *_, blob in batch]
-            yield rows, database.decode_vectors(self._file, blobs, self.dimension)
-
-    def _outdated(self, view: matrix.View, state: State) -> bool:
-        """Returns whether the matrix of a view lacks many rows, and there is a newer one."""
-        lacks_much = view.behind > max(10 * _FEW, _FRACTION * state.items)
-        return lacks_much and matrix.position(self._folder)[0] > view.matrix_version
-
-    def _matrix(self) -> tuple[matrix.Position, matrix.Block] | str | None:
-        return matrix.read(self._folder, identity=self._identity, dimension=self.dimension)
-
-    def _lacks_much(self) -> bool:
-        """Returns whether the matrix lacks more rows than a search should read.
-
-        Or whether it is of a later version: then a backup of the database was restored.
-        """
-        version, last_row = matrix.position(self._folder)
-        present = self._state(self._connection)
-        text = (
-            "select (select count(*) from vectors where row > ?) + "
-            "(select count(*) from deleted where version > ?)"
-        )
-        ((changed,),) = self._rows(self._connection, text, (last_row, version))
-        return version > present.version or changed > max(_FEW, _FRACTION * present.items)
-
-    def _write_matrix(self) -> None:
-        """Makes the matrix again, while others read and change the index."""
-        with self._build_lock, self._snapshot() as connection:
-            version, items = self._state(connection)
-            ((last,),) = self._rows(connection, "select coalesce(max(row), 0) from vectors")
-            position = matrix.Position(self._identity, version, last, items, self.dimension)
-            try:
-                matrix.write(self._folder, self._batches(connection, 0), position)
-            except (Damaged, Unavailable):  # what was read, and not the place where it is written
-                raise
-            except OSError as error:
-                problem = f"cannot be written: {error.strerror or error}"
-                raise Unavailable(f"{self._folder} {problem}") from error
+        seen, alive = len(view.alive), np.zeros(len(vectors), bool)
+        alive[:seen] = view.alive
+        if len(vectors) > seen:
+            for row, name, *_, total, vector in self._stored(transaction, "row > ?", [seen]):
+                if zlib.crc32(vector) != total:
+                    raise self._changed(name)
+                alive[row - 1] = True
+        deleted = "select row - 1 from deleted where version > ? and row <= ?"
+        alive[_numbers(transaction.execute(deleted, (view.version, len(vectors))))] = False
+        if (total := int(alive.sum())) != state.items:
+            raise self._damaged(f"it has {total} vectors of items, and counted {state.items}")
+        self._where_of_filters.clear()
+        self._view = _View(state.version, number, vectors, alive)
+        return self._view
 
     def compact(self) -> None:
         self._check_writable()
-        self._write_matrix()
         with self._lock, self._errors():
             self._check_open()
+            with database.transaction(self._connection, write=True) as connection:
+                old, vectors = self._vectors(connection)
+                if len(vectors) != self._state(connection).items:
+                    self._move(connection)
+            new, _ = self._vectors(self._connection)
+            kept = {self._path_of(old), self._path_of(new)}  # a reader may be about to map the old
+            for path in {*self._folder.glob("vectors-*.bin")} - kept:
+                path.unlink()
             self._connection.execute("vacuum")
             self._connection.execute("pragma wal_checkpoint(truncate)")
-            self._view = None
+
+    def _move(self, connection: Connection) -> None:
+        """Writes the vectors of all items to a new file, and gives the items its rows."""
+        version, count = self._state(connection)
+        rows = []
+        with files.atomic_writer(self._path_of(version), "wb") as file:
+            for row, *item in self._stored(connection):
+                self._checked(*item)
+                file.write(item[-1])
+                rows.append(row)
+        if len(rows) != count:
+            raise self._damaged(f"it has {len(rows)} items, and counted {count}")
+        # Rows only become smaller, so in this order no item takes the row of another one.
+        connection.executemany("update items set row = ? where row = ?", enumerate(rows, start=1))
+        connection.execute("delete from deleted")
+        connection.execute("update settings set file = ?, rows = ?", [version, count])
 
     def _problems(self, transaction: Connection) -> list[str]:
         texts = (text for (text,) in self._rows(transaction, "pragma integrity_check"))
         problems = [f"{self._file}: {' '.join(text.split())}" for text in texts if text != "ok"]
         items = 0
-        for row, name, metadata, total, blob in database.stored(transaction):
+        for row, *item in self._stored(transaction):
             items += 1
-            if database.checksum(name, metadata, blob) != total:
-                problems.append(f"{self._file}: item {name!r} (row {row}) was changed")
-        ((vectors,),) = self._rows(transaction, "select count(*) from vectors")
-        counted = self._state(transaction).items
-        if not items == vectors == counted:
-            problems.append(f"{self._file}: {items} items, {vectors} vectors, {counted} counted")
-        opened = self._matrix()
-        return [*problems, opened] if isinstance(opened, str) else problems
+            if not _is_intact(*item):
+                problems.append(f"{self._folder}: item {item[0]!r} (row {row}) was changed")
+        if items != (counted := self._state(transaction).items):
+            problems.append(f"{self._file}: {items} items, {counted} counted")
+        return problems
 
     def _facts(self, transaction: Connection) -> dict[str, Any]:
         return {"bytes": folder.size(self._folder)}
@@ -332,24 +345,14 @@ class EmbeddedIndex(Index):
         folder.tidy(self._path)
 
     def _discard(self) -> None:
-        self.writable = False  # `close` need not write the matrix
         self.close()
         folder.discard(self._path)
 
     def close(self) -> None:
         with self._lock:
-            if self._closed:
-                return
-            try:
-                with self._errors():
-                    if self.writable and self._lacks_much():
-                        self._write_matrix()
-            except (OSError, ValueError) as error:  # what is derived can be made later
-                logging.warning("%s: the matrix was not updated: %s", self.place, error)
-            finally:
-                self._closed = True
+            if not self._closed:
+                self._closed, self._view, self._mapped = True, None, None
                 self._connection.close()
-                self._view = None
                 if self._writer_lock is not None:
                     self._writer_lock.close()
 
@@ -362,6 +365,7 @@ def _create_generation(path: pathlib.Path, settings: Settings) -> None:
             shutil.rmtree(old)
     temporary.mkdir()
     database.create(temporary / "items.db", settings)
+    (temporary / "vectors-0.bin").touch()
     (temporary / "acknowledged").write_text("0\n")
     files.sync(temporary)
     os.rename(temporary, path)
@@ -370,3 +374,13 @@ def _create_generation(path: pathlib.Path, settings: Settings) -> None:
 
 def _numbers(rows: sqlite3.Cursor) -> np.ndarray:
     return np.fromiter((row for (row,) in rows), np.int64)
+
+
+def _text_sum(name: str, metadata: str) -> int:
+    return zlib.crc32(metadata.encode(), zlib.crc32(name.encode()))
+
+
+def _is_intact(name: Any, metadata: Any, text_sum: Any, vector_sum: Any, vector: bytes) -> bool:
+    """Compares the checksums of an item; damage can change the type of a value, too."""
+    is_text = isinstance(name, str) and isinstance(metadata, str)
+    return is_text and (_text_sum(name, metadata), zlib.crc32(vector)) == (text_sum, vector_sum)

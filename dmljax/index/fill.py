@@ -174,7 +174,7 @@ def _stored(store: Index, ids: list[str]) -> list[str]:
 def _add(store: Index, source: Images | str, replace: bool, previous: Index | None) -> int:
     if not isinstance(source, str):
         return _add_images(store, source, replace, previous)
-    added = skipped = 0
+    totals: Counter[str] = Counter()
     for ids, vectors, metadata in parquet.read(source):
         stored = set() if replace else set(_stored(store, ids))
         if new := [i for i, name in enumerate(ids) if name not in stored]:
@@ -182,18 +182,19 @@ def _add(store: Index, source: Images | str, replace: bool, previous: Index | No
             origins = {} if previous is None else previous.files(names)
             files, columns = [origins.get(name) for name in names], [metadata[i] for i in new]
             store.add(names, vectors[new], columns, replace=replace, files=files)
-        added += len(new)
-        skipped += len(stored)
-    _report(store, added, "vector", skipped)
+        totals += Counter(added=len(new), skipped=len(stored))
+    _report(store, totals, "vector")
     return 0
 
 
-def _report(store: Index, count: int, noun: str, skipped: int, changed: int = 0) -> None:
-    more = f", embedded {counted(changed, f'changed {noun}')} again" if changed else ""
-    more += f", {skipped:,} were there already" if skipped else ""
+def _report(store: Index, totals: Counter[str], noun: str) -> None:
+    text = f"added {counted(totals['added'], noun)}"
+    if totals["changed"]:
+        text += f", embedded {counted(totals['changed'], f'changed {noun}')} again"
+    if totals["skipped"]:
+        text += f", {totals['skipped']:,} were there already"
     holder = f"the index that is to replace {store.place}" if store.superseded else store.place
-    total = counted(store.count(), "item")
-    print(f"added {counted(count, noun)}{more}; {holder} has {total}")
+    print(f"{text}; {holder} has {counted(store.count(), 'item')}")
 
 
 def _add_images(store: Index, images: Images, replace: bool, previous: Index | None) -> int:
@@ -203,63 +204,55 @@ def _add_images(store: Index, images: Images, replace: bool, previous: Index | N
     totals: Counter[str] = Counter()
     start = reported = time.monotonic()
     for rows in _chunks(images):
-        chunk = [x for x in images.read_fn(rows) if _is_valid(x, ids_so_far, left_out)]
-        names = [image.id for image in chunk]
-        stored, origins = set(_stored(store, names)), store.files(names)
+        chunk = {}
+        for image in images.read_fn(rows):
+            if problem := _problem(image, ids_so_far):
+                left_out.append(problem)
+            else:
+                ids_so_far.add(image.id)
+                chunk[image.id] = image
+        stored, origins = set(_stored(store, [*chunk])), store.files([*chunk])
         # Before the files are read.
-        files = {image.id: File(images.place, _stamp(image.path)) for image in chunk}
-        if not replace:
-            others = {x.id for x in chunk if _is_other_file(origins.get(x.id), x)}
-            left_out += [
-                f"{x.path}: an image of {origins[x.id].folder} has the same id, {x.id}"
-                for x in chunk
-                if x.id in others
-            ]
-            kept = {x for x in stored if not _has_changed(origins.get(x), files[x])} - others
-            chunk = [x for x in chunk if x.id not in kept | others]
-            totals["skipped"] += len(kept)
-        ids, vectors, problems = images.embed_fn(chunk)
+        files = {name: File(images.place, _stamp(x.path)) for name, x in chunk.items()}
+        for name in [] if replace else sorted(stored):
+            if _is_other_file(origins.get(name), chunk[name]):
+                folder, image = origins[name].folder, chunk.pop(name)
+                left_out.append(f"{image.path}: an image of {folder} has the same id, {name}")
+            elif not _has_changed(origins.get(name), files[name]):
+                del chunk[name]
+                totals["skipped"] += 1
+        ids, vectors, problems = images.embed_fn([*chunk.values()])
         left_out += [x if name in x else f"{name}: {x}" for name, x in problems]
         if ids:
-            columns = {image.id: image.metadata for image in chunk}
-            metadata = _metadata(ids, columns, store, previous)
-            store.add(ids, vectors, metadata, replace=True, files=[files[name] for name in ids])
-        totals["stale"] += sum(name in stored for name, _ in problems)
-        totals["changed"] += 0 if replace else sum(name in stored for name in ids)
-        totals["added"] += len(ids)
+            metadata = {name: metadata_of(name, {}) for name in ids}
+            for index in filter(None, (previous, store)):
+                metadata |= {x.id: x.metadata for x in index.get(_stored(index, ids))}
+            columns = [{**metadata[name], **chunk[name].metadata} for name in ids]
+            store.add(ids, vectors, columns, replace=True, files=[files[name] for name in ids])
+        for name in ids:
+            totals["changed" if name in stored and not replace else "added"] += 1
         if time.monotonic() - reported > _REPORT_SECONDS:
             reported = time.monotonic()
             rate = f"{rows.stop / (reported - start):.0f} a second"
             print(f"{rows.stop:,} of {images.total:,} images, {rate}", file=sys.stderr)
-    changed = totals["changed"]
-    _report(store, totals["added"] - changed, "image", totals["skipped"], changed)
+    _report(store, totals, "image")
     for problem in left_out[:_MOST_PRINTED]:
         print(f"left out: {problem}", file=sys.stderr)
     if left_out:
         note = f" ({images.path_note})" if images.path_note else ""
         print(f"{counted(len(left_out), 'image')} left out{note}", file=sys.stderr)
-    if totals["stale"]:
-        print(
-            f"the index keeps the old vectors of {totals['stale']:,} of them, until `dmljax index "
-            "remove`",
-            file=sys.stderr,
-        )
     return 1 if left_out else 0
 
 
-def _is_valid(image: Any, ids_so_far: set[str], left_out: list[str]) -> bool:
-    """Returns whether an image can be added under its id; if not, `left_out` gets the reason."""
+def _problem(image: Any, ids_so_far: set[str]) -> str | None:
+    """Returns why an image cannot be added under its id; None if it can."""
     try:
         inputs.check_ids([image.id])
-        inputs.check_metadata([dict(image.metadata)], 1)
     except InvalidInput as error:
-        left_out.append(str(error).replace("metadata of number 0", f"{image.path}: its metadata"))
-        return False
+        return str(error)
     if image.id in ids_so_far:
-        left_out.append(f"{image.path}: another image has the same id, {image.id}")
-        return False
-    ids_so_far.add(image.id)
-    return True
+        return f"{image.path}: another image has the same id, {image.id}"
+    return None
 
 
 def _stamp(path: str | bytes) -> str | None:
@@ -289,17 +282,3 @@ def _has_changed(origin: File | None, file: File) -> bool:
 def metadata_of(name: str, columns: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the metadata of an image: the folder in its id, and the columns of a list."""
     return {"folder": name.rpartition("/")[0], **columns}
-
-
-def _metadata(
-    ids: list[str],
-    columns: Mapping[str, Mapping[str, Any]],
-    store: Index,
-    previous: Index | None,
-) -> list[dict[str, Any]]:
-    """Returns the metadata of images: the folder, or the stored metadata; columns override both."""
-    metadata = {name: metadata_of(name, {}) for name in ids}
-    for index in (previous, store):
-        if index is not None:
-            metadata |= {item.id: item.metadata for item in index.get(_stored(index, ids))}
-    return [{**metadata[name], **columns[name]} for name in ids]

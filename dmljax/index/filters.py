@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from dmljax.files import reading
 from dmljax.index import inputs
-from dmljax.index.errors import InvalidInput
+from dmljax.index.inputs import InvalidInput
 
 OPERATORS = ("<", "<=", ">", ">=")
 _MOST_VALUES = 1000  # distinct ones, of one field

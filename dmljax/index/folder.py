@@ -1,9 +1,9 @@
 """The folder of an index: which generation is current, and who writes.
 
 photos.index/
-    index.json           {"format": 1, "generation": "generation-1"}, replaced at once
+    index.json           {"format": 2, "generation": "generation-1"}, replaced at once
     writer.lock          locked by the process that writes; names it
-    generation-1/        items.db and matrix.bin
+    generation-1/        items.db and vectors-N.bin
     generation-2/        an index of another model, while `reindex` fills it
 """
 
@@ -17,10 +17,10 @@ from typing import IO
 from dmljax.files import locks, reading
 from dmljax.files import writing as files
 from dmljax.index import inputs
-from dmljax.index.errors import Damaged, InvalidInput, Locked, Unavailable
+from dmljax.index.inputs import Damaged, InvalidInput, Locked, Unavailable
 
 _POINTER = "index.json"
-_FORMAT = 1
+_FORMAT = 2
 _OWN = re.compile(r"writer\.lock|generation-.*|.*\.tmp")  # in a folder without a pointer
 
 

@@ -1,4 +1,7 @@
-"""Checks of the caller's arguments. A call that is refused stores nothing."""
+"""Checks of the caller's arguments, and the errors of an index, whose messages are one line.
+
+A call that is refused stores nothing.
+"""
 
 import json
 import math
@@ -10,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dmljax.hints import hint
-from dmljax.index.errors import DuplicateId, InvalidInput, OtherModel
 from dmljax.index.nearest import SIMILARITIES, Similarity
+from dmljax.vectors import UNIT_TOLERANCE
 
 _NO_THRESHOLDS = (
     ": there are no named thresholds here. A bundle has some if it embeds in unit vectors, and if "
@@ -24,9 +27,40 @@ _LARGEST_DIMENSION = 16_000  # of a column of pgvector
 _ID_BYTES = 512
 _METADATA_BYTES = 64 * 1024
 _METADATA_DEPTH = 8
-_NORM_TOLERANCE = 1e-3
 _EXACT_NORM = 1e-6  # as far as float32 rounds a unit vector
 _LONGEST = 1e15  # its square is far below the largest float32
+
+
+class InvalidInput(ValueError):
+    """The index does not accept vectors, ids, metadata, a filter or a number."""
+
+
+class UnknownId(InvalidInput):
+    """An id does not exist."""
+
+
+class DuplicateId(InvalidInput):
+    """An id exists already."""
+
+
+class OtherModel(ValueError):
+    """The index holds vectors of another model."""
+
+
+class Locked(OSError):
+    """Another process writes to the index."""
+
+
+class Damaged(OSError):
+    """The database differs from what was written. Derived files are made again instead."""
+
+
+class Unavailable(OSError):
+    """The disk is full, the server is away, or permission is missing. The call changed nothing."""
+
+
+class Superseded(ValueError):
+    """`reindex` has replaced the index since it was opened."""
 
 
 class Settings(NamedTuple):
@@ -57,9 +91,8 @@ def check_digest(model: Any) -> str:
 def check_format(version: Any, supported: int, place: Any) -> None:
     """Refuses an index in a format that this version of dmljax does not read."""
     if version != supported:
-        raise InvalidInput(
-            f"{place} has format {version}, this version of dmljax reads {supported}: update dmljax"
-        )
+        advice = "update dmljax, or make the index again"
+        raise InvalidInput(f"{place} has format {version}, dmljax reads {supported}: {advice}")
 
 
 def check_model(model: Any, stored: str, place: str) -> None:
@@ -111,7 +144,7 @@ def check_vectors(
 
     Errors number the vectors from `first`. Where a similarity needs unit vectors, a vector is
     divided by its length if the length differs from 1 by more than float32 rounds (vectors in
-    float16 do), and refused if it differs by more than 1e-3. Others have any length that float32
+    float16 do), and refused if it differs by more than 0.001. Others have any length that float32
     can compare.
     """
     try:
@@ -130,7 +163,7 @@ def check_vectors(
         raise InvalidInput(problem)
     with np.errstate(over="ignore", invalid="ignore"):  # reported below
         norms = np.sqrt(np.einsum("nd,nd->n", array, array, dtype=np.float64))
-        valid = np.abs(norms - 1) <= _NORM_TOLERANCE if similarity.needs_unit else norms <= _LONGEST
+        valid = np.abs(norms - 1) <= UNIT_TOLERANCE if similarity.needs_unit else norms <= _LONGEST
     if not valid.all():
         number = int(valid.argmin())
         advice = "1: divide it by its length" if similarity.needs_unit else f"at most {_LONGEST:g}"

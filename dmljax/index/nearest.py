@@ -5,8 +5,7 @@ not depend on the number of queries in a call or on the position of a row, and e
 equal similarities.
 """
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -69,14 +68,6 @@ def _relative_error(queries: np.ndarray) -> np.float32:
     return np.float32(5e-7 + 2e-7 * np.sqrt(queries.shape[1]))
 
 
-class Block(NamedTuple):
-    """Vectors with their row numbers; `where` marks those that count, None means all."""
-
-    rows: np.ndarray  # [n] int64
-    vectors: np.ndarray  # [n d] float32
-    where: np.ndarray | None = None  # [n] bool
-
-
 SIMILARITIES = {
     similarity.name: similarity
     for similarity in (
@@ -117,23 +108,31 @@ def best(rows: np.ndarray, values: np.ndarray, k: int) -> tuple[np.ndarray, np.n
 
 
 def search(
-    queries: np.ndarray, blocks: Sequence[Block], k: int, similarity: Similarity
+    queries: np.ndarray,
+    vectors: np.ndarray,
+    k: int,
+    similarity: Similarity,
+    *,
+    where: np.ndarray,
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns row numbers and similarities of the best k of each query, as `best` orders them."""
+    """Returns positions and similarities of the best k of each query, as `best` orders them.
+
+    `where [n]` marks the `vectors [n d]` that count.
+    """
     results = [(np.zeros(0, np.int64), np.zeros(0))] * len(queries)
     for start in range(0, len(queries), _QUERIES):
         batch = queries[start : start + _QUERIES]
-        for rows, vectors, where in itertools.chain.from_iterable(map(_tiles, blocks)):
+        for rows, tile in _tiles(vectors, where):
             if len(batch) <= _FEW_QUERIES:  # reads the rows at the speed of memory, in one thread
-                products = np.stack([np.einsum("nd,d->n", vectors, query) for query in batch])
+                products = np.stack([np.einsum("nd,d->n", tile, query) for query in batch])
             else:
-                products = batch @ vectors.T
-            scores, errors = similarity.screen_fn(products, batch, vectors)
-            if where is not None:
-                scores[:, ~where] = -np.inf
+                products = batch @ tile.T
+            scores, errors = similarity.screen_fn(products, batch, tile)
+            if not (counts := where[rows]).all():
+                scores[:, ~counts] = -np.inf
             for i, (query, error) in enumerate(zip(batch, errors, strict=True)):
                 near = _largest(scores[i], 2 * error, k)
-                values = similarity.score_fn(query, vectors[near])
+                values = similarity.score_fn(query, tile[near])
                 old_rows, old_values = results[start + i]
                 results[start + i] = best(
                     np.concatenate([old_rows, rows[near]]), np.concatenate([old_values, values]), k
@@ -141,16 +140,17 @@ def search(
     return results
 
 
-def _tiles(block: Block) -> Iterator[Block]:
-    """Yields the parts of a block that are compared at a time."""
-    for start in range(0, len(block.rows), _ROWS):
-        tile = slice(start, start + _ROWS)
-        rows, vectors = block.rows[tile], block.vectors[tile]
-        where = None if block.where is None or block.where[tile].all() else block.where[tile]
-        if where is not None and where.mean() < _SPARSE:
-            rows, vectors, where = rows[where], vectors[where], None
-        if len(rows):
-            yield Block(rows, vectors, where)
+def _tiles(vectors: np.ndarray, where: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields positions and vectors that are compared at a time; of few marked ones, a copy."""
+    for start in range(0, len(vectors), _ROWS):
+        marked = where[start : start + _ROWS]
+        if not marked.any():
+            continue
+        if marked.mean() < _SPARSE:
+            rows = start + np.flatnonzero(marked)
+            yield rows, vectors[rows]
+        else:
+            yield np.arange(start, start + len(marked)), vectors[start : start + _ROWS]
 
 
 def _largest(scores: np.ndarray, reach: np.float32, k: int) -> np.ndarray:

@@ -17,7 +17,7 @@ import numpy as np
 from dmljax.files import parts, reading
 from dmljax.files import writing as files
 from dmljax.index.base import Index
-from dmljax.index.errors import InvalidInput
+from dmljax.index.inputs import InvalidInput
 
 _VECTOR_NAMES = ("vector", "embedding")
 _BATCH = 10_000

@@ -35,9 +35,9 @@ except ImportError as error:
 
 from dmljax.index import filters, inputs, nearest
 from dmljax.index.base import Index, Item
-from dmljax.index.errors import Damaged, InvalidInput, Locked, Superseded, Unavailable
 from dmljax.index.filters import Condition, Dialect
-from dmljax.index.inputs import Settings
+from dmljax.index.inputs import Damaged, InvalidInput, Locked, Settings, Superseded, Unavailable
+from dmljax.vectors import UNIT_TOLERANCE
 
 _FORMAT = 1
 _FETCHED = 10_000  # rows that a scan reads together
@@ -89,16 +89,6 @@ _ERRORS: tuple[tuple[type[Exception], type[Exception], str], ...] = (
 )
 
 
-@contextlib.contextmanager
-def _one_line_errors(place: str) -> Iterator[None]:
-    try:
-        yield
-    except psycopg.Error as error:
-        text = " ".join((error.diag.message_primary or str(error)).split())[:300]
-        kind, advice = next(x[1:] for x in _ERRORS if isinstance(error, x[0]))
-        raise kind(f"{place}: {text}{advice}") from error
-
-
 class PostgresIndex(Index):
     """An index in PostgreSQL: any number of writers and readers. `exclusive` is for `reindex`."""
 
@@ -111,68 +101,71 @@ class PostgresIndex(Index):
         tables = [word.partition("=")[2] for word in words if word.startswith("table=")]
         self._table = tables[-1] if tables else "dmljax"
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", self._table):
-            raise InvalidInput(
-                f"table={inputs.shorten(self._table)}: use up to 40 lower-case letters, digits and "
-                "_"
-            )
+            name = inputs.shorten(self._table)
+            raise InvalidInput(f"table={name}: use up to 40 lower-case letters, digits and _")
         query = "&".join(word for word in words if not word.startswith("table="))
         self._url = urllib.parse.urlunsplit(parts._replace(query=query))
         host = parts.netloc.rpartition("@")[2]  # without a password
-        super().__init__(f"postgresql://{host}{parts.path}?table={self._table}", 0, write=write)
+        super().__init__(f"postgresql://{host}{parts.path}?table={self._table}", 1, write=write)
         self._exclusive = exclusive
         self._connection: Connection | None = None
 
     @classmethod
-    @contextlib.contextmanager
-    def _opening(cls, place: str | os.PathLike, **options: bool) -> Iterator[PostgresIndex]:
-        """Yields an index that gets its generation in the block; its settings are read then."""
-        index = cls(place, **options)
-        try:
-            with _one_line_errors(index.place):
-                yield index
-            with index._transaction() as cursor:
-                index._read_settings(cursor)
-        except BaseException:
-            index.close()
-            raise
-
-    @classmethod
     def create(cls, place: str | os.PathLike, settings: Settings) -> PostgresIndex:
-        with (
-            cls._opening(place, write=True) as index,
-            index._connected().transaction(),
-            index._connected().cursor() as cursor,
-        ):
+        index = cls(place, write=True)
+        with index._opening() as cursor:
             try:
                 cursor.execute(index._sql(_POINTER))
             except errors.DuplicateTable:
                 problem = "exists already: open it, or choose another ?table="
                 raise InvalidInput(f"{index.place} {problem}") from None
             index._rows(cursor, "insert into {pointer} values (true, ?, 1)", [_FORMAT])
-            index.generation = 1
             index._create_generation(cursor, settings)
         return index
 
     @classmethod
     def open(cls, place: str | os.PathLike, *, write: bool) -> PostgresIndex:
-        with cls._opening(place, write=write) as index:
-            index.generation = index._current()
+        index = cls(place, write=write)
+        with index._opening() as cursor:
+            index.generation = index._pointer(cursor)
         return index
 
     @classmethod
     def reindex(cls, place: str | os.PathLike, settings: Settings) -> PostgresIndex:
-        with cls._opening(place, write=True, exclusive=True) as index:
-            index.generation = index._current() + 1
-            stored = None
-            with contextlib.suppress(Superseded), index._transaction() as cursor:
-                text = "select model, dimension, similarity from {settings}"
-                (stored,) = index._rows(cursor, text)
-            with index._connected().transaction(), index._connected().cursor() as cursor:
-                index._drop(cursor, range(1, index.generation - 1))
-                if stored != settings:
-                    index._drop(cursor, [index.generation])
-                    index._create_generation(cursor, settings)
+        index = cls(place, write=True, exclusive=True)
+        with index._opening() as cursor:
+            index.generation = index._pointer(cursor) + 1
+            index._drop(cursor, range(1, index.generation - 1))
+            if index._rows(cursor, "select to_regclass('{settings}')") == [(None,)]:
+                index._create_generation(cursor, settings)
+            elif index._read_settings(cursor) != settings:
+                index._drop(cursor, [index.generation])
+                index._create_generation(cursor, settings)
         return index
+
+    @contextlib.contextmanager
+    def _opening(self) -> Iterator[Cursor]:
+        """Begins the transaction that finds the generation; reads the settings at its end."""
+        try:
+            with (
+                self._errors(),
+                self._connected().transaction(),
+                self._connected().cursor() as cursor,
+            ):
+                yield cursor
+                self._read_settings(cursor)
+        except BaseException:
+            self.close()
+            raise
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            text = " ".join((error.diag.message_primary or str(error)).split())[:300]
+            kind, advice = next(x[1:] for x in _ERRORS if isinstance(error, x[0]))
+            raise kind(f"{self.place}: {text}{advice}") from error
 
     def _sql(self, text: str, generation: int | None = None, **values: Any) -> str:
         """Returns a statement with the names of the tables, and `?` as psycopg expects it."""
@@ -191,13 +184,17 @@ class PostgresIndex(Index):
 
     def _current(self) -> int:
         with self._transaction() as cursor:
-            try:
-                rows = self._rows(cursor, "select format, generation from {pointer}")
-            except errors.UndefinedTable:
-                problem = "does not exist: it is not an index of dmljax"
-                raise FileNotFoundError(f"{self.place} {problem}") from None
-            except errors.UndefinedColumn:
-                rows = []
+            return self._pointer(cursor)
+
+    def _pointer(self, cursor: Cursor) -> int:
+        """Returns the number of the current generation."""
+        try:
+            rows = self._rows(cursor, "select format, generation from {pointer}")
+        except errors.UndefinedTable:
+            problem = "does not exist: it is not an index of dmljax"
+            raise FileNotFoundError(f"{self.place} {problem}") from None
+        except errors.UndefinedColumn:
+            rows = []
         if not rows:
             raise InvalidInput(f"{self.place} is not an index of dmljax: choose another ?table=")
         inputs.check_format(rows[0][0], _FORMAT, self.place)
@@ -244,7 +241,7 @@ class PostgresIndex(Index):
     @contextlib.contextmanager
     def _transaction(self, *, write: bool = False) -> Iterator[Cursor]:
         """Begins a transaction. Writers wait for each other at the row of settings."""
-        with self._lock, _one_line_errors(self.place):
+        with self._lock, self._errors():
             connection = self._connected()
             with connection.transaction(), connection.cursor(binary=not write) as cursor:
                 if write:
@@ -255,9 +252,8 @@ class PostgresIndex(Index):
 
     @contextlib.contextmanager
     def _snapshot(self) -> Iterator[Cursor]:
-        with self._lock, _one_line_errors(self.place):
-            self._connected()
-        with _one_line_errors(self.place), contextlib.closing(self._connect()) as connection:
+        self._check_open()
+        with self._errors(), contextlib.closing(self._connect()) as connection:
             connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             connection.read_only = True
             with connection.transaction(), connection.cursor(binary=True) as cursor:
@@ -324,7 +320,7 @@ class PostgresIndex(Index):
         if not self.superseded:
             with self._transaction(write=True) as cursor:
                 self._drop(cursor, range(1, self.generation))
-        with self._lock, _one_line_errors(self.place):
+        with self._lock, self._errors():
             self._connected().execute(self._sql("vacuum (full, analyze) {items}"))
 
     def _problems(self, transaction: Cursor) -> list[str]:
@@ -332,7 +328,7 @@ class PostgresIndex(Index):
         ((count,),) = self._rows(transaction, "select count(*) from {items}")
         problems = [f"{self.place}: {count} items, {counted} counted"] if count != counted else []
         needs_unit = nearest.SIMILARITIES[self.similarity].needs_unit
-        wrong = "not abs(vector_norm(vector) - 1) <= 1e-3 or " if needs_unit else ""
+        wrong = f"not abs(vector_norm(vector) - 1) <= {UNIT_TOLERANCE} or " if needs_unit else ""
         text = f"select id from {{items}} where {wrong}jsonb_typeof(metadata) <> 'object' "
         names = self._rows(transaction, text + "order by row limit 10")
         return problems + [f"{self.place}: item {name!r} was changed" for (name,) in names]
@@ -347,7 +343,7 @@ class PostgresIndex(Index):
             self._rows(cursor, "update {pointer} set generation = ?", [self.generation])
 
     def _discard(self) -> None:
-        with self._lock, _one_line_errors(self.place):
+        with self._lock, self._errors():
             self._lock_index(self._connected(), exclusive=True)
             with self._connected().transaction(), self._connected().cursor() as cursor:
                 self._drop(cursor, range(1, self.generation + 2))

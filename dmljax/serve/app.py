@@ -27,9 +27,8 @@ from dmljax.index import Index, inputs
 from dmljax.index.nearest import SIMILARITIES
 from dmljax.serve import api
 from dmljax.serve.api import Refused, refusal
-from dmljax.serve.metrics import CONTENT_TYPE, METHODS
 from dmljax.serve.pictures import Pictures
-from dmljax.serve.service import Service
+from dmljax.serve.service import CONTENT_TYPE, METHODS, Service
 from dmljax.serve.settings import is_loopback
 
 _log = logging.getLogger("dmljax.serve.requests")

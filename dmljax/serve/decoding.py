@@ -23,7 +23,7 @@ from collections.abc import Callable
 import numpy as np
 from PIL import ImageOps, PngImagePlugin
 
-from dmljax.bundle import images, preprocessing
+from dmljax.bundle import preprocessing
 from dmljax.bundle.errors import KINDS, BadImage
 from dmljax.bundle.preprocessing import Preprocessing
 from dmljax.data.decode import file_bytes
@@ -257,8 +257,8 @@ def _answer(
     try:
         if is_picture:
             return _DONE, _small_picture(image, check_size)
-        decoded = images.pixels(image, check_size_fn=check_size, least_side=preprocess.least_side)
-        return _DONE, preprocess(decoded).tobytes()
+        options = {"check_size_fn": check_size, "least_side": preprocess.least_side}
+        return _DONE, preprocess(preprocessing.pixels(image, **options)).tobytes()
     except _TooLarge:
         return _LARGE, b""
     except MemoryError:
@@ -273,7 +273,7 @@ def _answer(
 
 def _small_picture(image: bytes, check_size_fn: Callable[[int, int], None]) -> bytes:
     """Returns a JPEG with sides of at most `_SIDE` pixels."""
-    with images.opened(image) as picture:
+    with preprocessing.opened(image) as picture:
         check_size_fn(picture.height, picture.width)
         picture.draft("RGB", (_SIDE, _SIDE))  # decodes a large JPEG at a fraction of its size
         small = ImageOps.exif_transpose(picture).convert("RGB")

@@ -10,7 +10,7 @@ import os
 import pathlib
 from collections.abc import Mapping
 
-from dmljax.bundle import collection, images
+from dmljax.bundle import collection, preprocessing
 from dmljax.index.base import File
 
 
@@ -50,7 +50,7 @@ class Pictures:
         if not path.is_relative_to(root):
             raise ValueError("a link leads out of the folder")
         with path.open("rb") as file:
-            data = file.read(images.MAX_BYTES + 1)
-        if len(data) > images.MAX_BYTES:
+            data = file.read(preprocessing.MAX_BYTES + 1)
+        if len(data) > preprocessing.MAX_BYTES:
             raise ValueError("the file is too large")
         return data

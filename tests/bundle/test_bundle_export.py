@@ -87,6 +87,12 @@ def test_words_that_are_refused(words, message, run_folder, tmp_path):
     assert "\n" not in str(raised.value) and not list(tmp_path.iterdir())
 
 
+def test_bad_input_ends_with_status_2_and_one_line(tmp_path):
+    code = "import sys, dmljax.main; sys.exit(dmljax.main.console())"
+    done = python(code, "export", "nowhere", "--out=a.bundle", cwd=tmp_path, status=2)
+    assert done.stderr.startswith("error: nowhere holds no run") and done.stderr.count("\n") == 1
+
+
 def test_a_run_that_is_training_or_has_no_checkpoint(run_folder, tmp_path):
     run = shutil.copytree(run_folder, tmp_path / "run")
     with (
@@ -109,10 +115,7 @@ def test_thresholds_are_chosen_on_unseen_classes(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(exporting, "_THRESHOLD_IMAGES", 500)
     blobs(tmp_path, classes=classes, each=40)
     sampler = {"name": "class_balanced", "classes": 10, "per_class": 4}
-    options = {"sampler": sampler, "optimizer": {"name": "adam", "rate": 3e-2}, "steps": 60}
-    options["checkpoint"] = {"every": 60}
-    evaluate = {"every": 60, "ks": [1], "batch_size": 16, "clustering": None}
-    run = trained(tmp_path, evaluate=evaluate, **options)
+    run = trained(tmp_path, sampler=sampler)
     assert main.main(["export", str(run), f"--out={tmp_path / 'a.bundle'}"]) == 0
     model = load(tmp_path / "a.bundle")
     entry, half = model.manifest.thresholds["fmr=1e-2"], classes // 4

@@ -61,6 +61,7 @@ def test_missing_extra_and_truncated_files(copy, tmp_path):
 
 
 RATE = {"cosine": 0.5}
+OUTPUT = {"dimension": 4, "unit": True, "similarity": "cosine", "precision": "float32"}
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,8 @@ RATE = {"cosine": 0.5}
         ({"model": "f" * 64}, "the model digest of .* does not belong to its files"),
         ({"batch_sizes": []}, r"batch_sizes must be a list of one size or more, got \[\]"),
         ({"batch_sizes": [10**9]}, r"batch_sizes\[0\] must be a number from 1 to 65536"),
+        ({"prefixes": [2, 1]}, r"prefixes must be in ascending order, got \[2, 1\]"),
+        ({"output": OUTPUT | {"dimension": 5}}, "has another dimension than 5"),
         ({"thresholds": {"fmr=1e-2": {"cosine": 2}}}, "fmr=1e-2.cosine must be a number from -1"),
         ({"thresholds": {"constructor": RATE}}, "a name in thresholds must be a rate such as"),
     ],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, TiffImagePlugin
 
-from dmljax.bundle import BadImage, images, preprocessing
+from dmljax.bundle import BadImage, preprocessing
 from dmljax.data import decode, transforms
 
 PREPROCESS = preprocessing.from_transform(
@@ -66,7 +66,7 @@ REFUSED = {
 def test_refused(name):
     data, message, kind = REFUSED[name]
     with pytest.raises(BadImage, match=message) as raised:
-        images.prepare(data, PREPROCESS)
+        preprocessing.prepare(data, PREPROCESS)
     assert kind is None or raised.value.kind == kind
     assert "\n" not in str(raised.value) and raised.value.status in (400, 413, 415, 422)
 
@@ -99,7 +99,7 @@ def test_pages_are_not_counted(monkeypatch):
         lambda self, file: loads.append(1) or load(self, file),
     )
     with pytest.raises(BadImage, match="has several frames"):
-        images.prepare(data, PREPROCESS)
+        preprocessing.prepare(data, PREPROCESS)
     assert 0 < len(loads) < 10
 
 
@@ -108,25 +108,25 @@ def test_a_thin_image_does_not_fill_the_memory():
     thin = _encoded(Image.new("RGB", (20_000, 1)))
     wide = PREPROCESS._replace(operations=(transforms.resize_shorter_side(size=256),))
     with pytest.raises(BadImage, match="is too large, before or after it is resized") as raised:
-        images.prepare(thin, wide)
+        preprocessing.prepare(thin, wide)
     assert raised.value.kind == "too_large"
 
 
 def test_the_limit_of_bytes():
     with pytest.raises(BadImage, match="the limit is 100") as raised:
-        images.pixels(PNG, check_size_fn=PREPROCESS.check_size, max_bytes=100)
+        preprocessing.pixels(PNG, check_size_fn=PREPROCESS.check_size, max_bytes=100)
     assert raised.value.status == 413
 
 
 def test_missing_files_folders_and_names_with_zeros(tmp_path):
     for path, reason in ((tmp_path / "a.png", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(BadImage, match=reason):
-            images.prepare(path, PREPROCESS)
+            preprocessing.prepare(path, PREPROCESS)
     with pytest.raises(BadImage, match="cannot be read"):
-        images.prepare("a\0b.png", PREPROCESS)
+        preprocessing.prepare("a\0b.png", PREPROCESS)
     for wrong, kind in ((PICTURE, "type Image"), (0, "type int"), (None, "type NoneType")):
         with pytest.raises(BadImage, match=f"a path, the bytes of a file, or pixels .* {kind}: of"):
-            images._read(wrong)
+            preprocessing._read(wrong)
 
 
 def _rotated():
@@ -157,7 +157,7 @@ ACCEPTED = {
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_pixels_are_those_that_training_decodes(name):
     expected = PREPROCESS(decode.decode(ACCEPTED[name]))
-    np.testing.assert_array_equal(images.prepare(ACCEPTED[name], PREPROCESS), expected)
+    np.testing.assert_array_equal(preprocessing.prepare(ACCEPTED[name], PREPROCESS), expected)
     if name in ("alpha", "polyglot", "tiff", "bmp"):
         np.testing.assert_array_equal(expected, PREPROCESS(PIXELS))
 
@@ -165,13 +165,13 @@ def test_pixels_are_those_that_training_decodes(name):
 def test_the_content_decides_and_not_the_name(tmp_path):
     path = tmp_path / "a.jpg"
     path.write_bytes(PNG)
-    np.testing.assert_array_equal(images.prepare(path, PREPROCESS), PREPROCESS(PIXELS))
+    np.testing.assert_array_equal(preprocessing.prepare(path, PREPROCESS), PREPROCESS(PIXELS))
 
 
 def test_only_the_listed_formats_are_opened():
     """An icon is an image for Pillow, and none here."""
     icon = _encoded(PICTURE.resize((16, 16)), "ICO")
     with pytest.raises(BadImage) as raised:
-        images.prepare(icon, PREPROCESS)
+        preprocessing.prepare(icon, PREPROCESS)
     assert raised.value.kind == "format"
     assert decode.decode(icon).shape == (16, 16, 3)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dmljax.bundle import BadBundle, BadImage, images, parity, preprocessing
+from dmljax.bundle import BadBundle, BadImage, parity, preprocessing
 from dmljax.data import pipeline, transforms
 from dmljax.data.splits import Split
 from dmljax.data.transforms.transform import bind
@@ -86,7 +86,7 @@ def test_large_jpegs_are_decoded_as_in_the_evaluation(spec, tmp_path):
         made = preprocessing.from_transform(spec | {"scaled_decode": scaled}, (size, size, 3))
         parsed = preprocessing.parse(json.loads(json.dumps(made.to_json())))
         assert parsed == made
-        pixels[scaled] = images.prepare(tmp_path / "a.jpg", parsed)
+        pixels[scaled] = preprocessing.prepare(tmp_path / "a.jpg", parsed)
         np.testing.assert_array_equal(pixels[scaled], expected)
         decoded = [Image.open(io.BytesIO(x)) for x in parity.encoded(made)]
         assert any(min(x.size) >= 4 * size for x in decoded) == scaled

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dmljax import metrics
-from dmljax.bundle import figures
+from dmljax.bundle import card
 from dmljax.data.splits import Split
 
 
@@ -24,7 +24,7 @@ def test_scores_are_those_of_the_metrics():
     split = Split(
         records=tuple(range(len(LABELS))), labels=LABELS, names=tuple(map(str, range(12)))
     )
-    result = figures.scores(TEST, split)
+    result = card.scores_of(TEST, split)
     expected = metrics.retrieval(TEST, LABELS, ks=(1,))
     for name in ("R@1", "RP", "MAP@R"):
         assert result[name]["value"] == pytest.approx(expected[name])
@@ -34,21 +34,19 @@ def test_scores_are_those_of_the_metrics():
 
 def test_thresholds_need_classes():
     x, labels = _vectors(classes=16, each=20, noise=0.8, seed=3)
-    halves = figures.halves(figures.Labeled(x, labels))
+    halves = card.halves(card.Labeled(x, labels))
     classes = [set(half.labels.tolist()) for half in halves]
     assert [len(c) for c in classes] == [8, 8] and classes[0] | classes[1] == set(range(16))
     assert all(np.array_equal(half.embeddings, x[np.isin(labels, half.labels)]) for half in halves)
-    assert figures.thresholds(*halves, split="test")
-    few = figures.halves(figures.Labeled(x[labels < 15], labels[labels < 15]))
-    assert figures.thresholds(*few, split="test") == {}
+    assert card.thresholds(*halves, split="test")
+    few = card.halves(card.Labeled(x[labels < 15], labels[labels < 15]))
+    assert card.thresholds(*few, split="test") == {}
 
 
 def test_thresholds_against_a_loop_over_pairs():
     x, labels = _vectors(classes=30, each=8, noise=0.8, seed=3)
     test, test_labels = _vectors(classes=20, each=5, noise=0.8, seed=4)
-    result = figures.thresholds(
-        figures.Labeled(x, labels), figures.Labeled(test, test_labels), split="val"
-    )
+    result = card.thresholds(card.Labeled(x, labels), card.Labeled(test, test_labels), split="val")
     assert list(result) == ["fmr=1e-2", "fmr=1e-3"]  # 27,840 pairs are too few for the third
     for name, rate in (("fmr=1e-2", 1e-2), ("fmr=1e-3", 1e-3)):
         entry = result[name]

@@ -76,7 +76,9 @@ FAMILIES = {
     "efficientnet_lite0": {"multiplier": 0.1, "depth": 0.3},
 }
 TINY_SHAPE = (32, 40, 3)
-WITH_POSITIONS = ("vit_s16", "dinov2_s14", "dinov2_s14_reg", "clip_b16", "siglip2_b16_224")
+# These run, one of each structure: registers, rotary positions and a gated MLP, pooling by
+# attention, convolutions. `test_symbolic_batch` exports the others without values.
+RUN = ("dinov2_s14_reg", "dinov3_splus16", "siglip2_b16_224", "convnext_t", "mobilenet_v2")
 
 
 @pytest.fixture(scope="module")
@@ -94,12 +96,7 @@ def family(tmp_path_factory):
     return packaged
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_the_program_of_every_family_is_its_net(family, name):
-    loading.load(family(name)).check()
-
-
-@pytest.mark.parametrize("name", WITH_POSITIONS)
+@pytest.mark.parametrize("name", ["dinov2_s14_reg", "siglip2_b16_224"])
 def test_no_program_resizes_positions(family, name):
     """They are stored at the size of the bundle, 4 x 5 patches. The net's own grid is 3 x 3."""
     folder = family(name)
@@ -115,18 +112,19 @@ def test_no_program_resizes_positions(family, name):
     assert not any(matrix in text for matrix in matrices)
 
 
-def test_onnx_of_every_family_is_its_net(family):
+def test_programs_of_the_families_are_their_nets(family):
     """jax2onnx needs a process of its own; here one converts all of them."""
+    folders = [family(name) for name in RUN]  # compares the first program with the net
+    loading.load(folders[0]).check()
     pytest.importorskip("jax2onnx")
     pytest.importorskip("onnxruntime")
     code = (
         "import pathlib, sys; from dmljax.bundle import models\n"
         "for name in sys.argv[1:]: models._write_onnx(pathlib.Path(name))"
     )
-    folders = [family(name) for name in FAMILIES]
     manifests = [files.read_manifest(folder) for folder in folders]
-    python(code, *folders)
-    for folder, manifest in zip(folders, manifests, strict=True):
+    python(code, *folders[1:])
+    for folder, manifest in zip(folders[1:], manifests[1:], strict=True):
         files.write_manifest(folder, manifest)
         loading.load(folder, program="onnx").check()
 

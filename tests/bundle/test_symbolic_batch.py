@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from jax import export
 from system import METHODS, tiny
-from test_onnx import FAMILIES
+from test_onnx import FAMILIES, RUN, TINY_SHAPE
 
 from dmljax import nets
 from dmljax.bundle import models, programs
 from dmljax.config.build import build
+from dmljax.config.fields import complete
 from dmljax.methods import assemble
 from dmljax.nets import pools, vit
 
@@ -20,7 +21,7 @@ CHANNELS, SIZES = {"lecun": 1}, {"googlenet": 64, "googlenet_bn": 64, "bn_incept
 SLOW = ("bn_inception", "googlenet", "googlenet_bn", "mobilenet_v2", "vit_b16")
 SLOW += ("efficientnet_lite1", "efficientnet_lite2", "convnext_s", "convnext_b", "convnext_l")
 SLOW += tuple(f"resnet{depth}" for depth in (34, 50, 101, 152))
-# `test_onnx` exports a small net of each other family.
+# The tests of families export a small net of each other family.
 NETS = sorted({*nets.__all__} - {*vit.__all__, *FAMILIES} | {"vit_b16"})
 NETS = [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in NETS]
 
@@ -53,6 +54,15 @@ def test_every_net(name):
 
     exported = models.stablehlo(models.Model(embed, variables, shape))
     _check(exported, outputs["pooled"].shape[1])
+
+
+@pytest.mark.parametrize("name", sorted({*FAMILIES} - {*RUN}))
+def test_every_family(name, tmp_path):
+    fields = {"net": {"name": name, **FAMILIES[name]}, "method": {"name": "pairs", "dim": None}}
+    config = complete(tiny(tmp_path, **fields)) | {"normalize": "unit"}
+    model = models.model_of(config, TINY_SHAPE, classes=4)
+    exported = models.stablehlo(model)
+    _check(exported, exported.out_avals[0].shape[1])
 
 
 @pytest.mark.parametrize("name", pools.__all__)

@@ -13,7 +13,7 @@ import pytest
 from fuzz import readers
 
 HERE = pathlib.Path(__file__).parent
-FAST = {"images": 150, "weights": 200, "index": 25, "result": 150, "study": 150}
+FAST = {"images": 70, "weights": 90, "index": 12, "result": 60, "study": 60}
 
 
 def _fuzz(tmp_path, seed, counts):

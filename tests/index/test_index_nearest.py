@@ -1,5 +1,7 @@
 """Exact search keeps every row that could be among the best, whatever float32 rounds."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,7 +20,7 @@ def _loop(query, vectors, k, similarity, where):
             score = sum(a * b for a, b in pairs)
         else:
             score = -sum((a - b) ** 2 for a, b in pairs)
-        if where is None or where[i]:
+        if where[i]:
             scored.append((-score, i))
     return [i for _, i in sorted(scored)[:k]]
 
@@ -34,7 +36,7 @@ def _loop(query, vectors, k, similarity, where):
     spread=st.sampled_from([1e-3, 1.0, 100.0]),
     masked=st.booleans(),
 )
-def test_the_best_of_two_blocks(seed, similarity, count, queries, k, center, spread, masked):
+def test_the_best_of_several_tiles(seed, similarity, count, queries, k, center, spread, masked):
     rng = np.random.default_rng(seed)
     x = center + spread * rng.normal(size=(count + queries, 5))
     x[rng.random(len(x)) < 0.05] *= 1e4
@@ -42,14 +44,10 @@ def test_the_best_of_two_blocks(seed, similarity, count, queries, k, center, spr
         x /= np.linalg.norm(x, axis=1, keepdims=True)
     x = x.astype(np.float32)
     x[: count // 3] = x[0]  # equal vectors
-    vectors, asked, rows = x[:count], x[count:], np.arange(count)
-    where = rng.random(count) < rng.choice([0.05, 0.9]) if masked else None
-    parts = slice(count // 2), slice(count // 2, None)
-    blocks = [
-        nearest.Block(rows[part], vectors[part], None if where is None else where[part])
-        for part in parts
-    ]
-    results = nearest.search(asked, blocks, k, SIMILARITIES[similarity])
+    vectors, asked = x[:count], x[count:]
+    where = rng.random(count) < (rng.choice([0.05, 0.9]) if masked else 1)
+    with mock.patch.object(nearest, "_ROWS", max(1, count // 2)):
+        results = nearest.search(asked, vectors, k, SIMILARITIES[similarity], where=where)
     for query, (best, _) in zip(asked, results, strict=True):
         assert best.tolist() == _loop(query, vectors, k, similarity, where)
 
@@ -61,7 +59,8 @@ def test_rows_that_float32_cannot_tell_apart_are_ranked_in_float64(similarity):
     x = np.ones((150_000, 4)) + 1e-6 * rng.normal(size=(150_000, 4))
     x = x / np.linalg.norm(x, axis=1, keepdims=True)
     vectors, rows = x.astype(np.float32), np.arange(len(x))
+    where = np.ones(len(x), bool)
     query, record = vectors[77_777], SIMILARITIES[similarity]
-    ((best, _),) = nearest.search(query[None], [nearest.Block(rows, vectors)], 10, record)
+    ((best, _),) = nearest.search(query[None], vectors, 10, record, where=where)
     expected, _ = nearest.best(rows, record.score_fn(query, vectors), 10)
     assert best.tolist() == expected.tolist()

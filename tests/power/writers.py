@@ -53,7 +53,7 @@ class Results:
 class Index:
     """Random changes of an index, see `kill_index.py`."""
 
-    def __init__(self, steps=12, seed=5):
+    def __init__(self, steps=9, seed=8):
         import kill_index
 
         self.kill_index, self.steps = kill_index, [kill_index.Step(seed, 0, None)]

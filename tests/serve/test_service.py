@@ -95,6 +95,21 @@ def test_a_threshold_can_answer_that_nothing_matches(server, model):
     assert all(hit["similarity"] >= cosine for hit in answer.json["results"][0]["hits"])
 
 
+def test_a_bundle_without_unit_vectors_is_searched_by_distance(distance_server, model):
+    query, stored = model.embed([png(100)]), model.embed([png(i) for i in range(20)])
+    distances = np.sqrt(((stored.astype(float) - query) ** 2).sum(axis=1))
+    assert distance_server.request("GET", "/info").json["similarity"] == "euclidean"
+    hits = distance_server.request("POST", "/search?k=5", png(100)).json["results"][0]["hits"]
+    assert [hit["id"] for hit in hits] == [f"cats/{i:02d}.png" for i in np.argsort(distances)[:5]]
+    np.testing.assert_allclose([-hit["similarity"] for hit in hits], np.sort(distances)[:5], 1e-4)
+    middle = -float(np.sort(distances)[2:4].mean())
+    content = {"vectors": query.tolist(), "k": 10, "threshold": middle}
+    near = distance_server.request("POST", "/search", content).json["results"][0]
+    assert [hit["id"] for hit in near["hits"]] == [hit["id"] for hit in hits[:3]]
+    refused = distance_server.request("POST", "/search", content | {"threshold": 0.5})
+    assert refused.status == 422 and "-inf to 0" in refused.json["error"]
+
+
 def test_items_pictures_and_facts(server, model):
     item = server.request("GET", "/items?id=cats/03.png&vectors=true").json["items"][0]
     np.testing.assert_allclose(item["vector"], model.embed([png(3)])[0], atol=1e-6)

@@ -163,12 +163,12 @@ _STUCK = """
 import time, types
 from concurrent.futures import ThreadPoolExecutor
 from dmljax.bundle import preprocessing
-from dmljax.serve import batching, decoding, metrics, server, service
+from dmljax.serve import batching, decoding, server, service
 from dmljax.serve.settings import Limits, Settings
 
 class Service(service.Service):
     def __init__(self, settings):  # without a bundle
-        self.settings, self.metrics, self.tokens = settings, metrics.Metrics(), ()
+        self.settings, self.metrics, self.tokens = settings, service.Metrics(), ()
         self.index, self._net = types.SimpleNamespace(close=print), ThreadPoolExecutor(1)
         self._searchers = ThreadPoolExecutor(1)
         self._searchers.submit(time.sleep, 600)

@@ -13,8 +13,7 @@ from starlette.requests import Request
 
 from dmljax import index as indexes
 from dmljax.serve import app
-from dmljax.serve.metrics import Metrics
-from dmljax.serve.service import Service
+from dmljax.serve.service import Metrics, Service
 from dmljax.serve.settings import Limits, Settings
 
 pytestmark = pytest.mark.xdist_group("serve")

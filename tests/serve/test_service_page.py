@@ -34,11 +34,11 @@ def chromium():
 class Visit:
     """The open page, with what the browser said about it and which hosts it asked."""
 
-    def __init__(self, chromium, server, *, width=1200, height=900, scheme="light"):
-        self.context = chromium.new_context(
-            viewport={"width": width, "height": height}, color_scheme=scheme
-        )
+    def __init__(self, chromium, server, *, width=1200, route_fn=None):
+        self.context = chromium.new_context(viewport={"width": width, "height": 900})
         self.page, self.complaints, self.urls = self.context.new_page(), [], []
+        if route_fn is not None:
+            self.page.route("**/*", route_fn)
         self.page.on("console", self._hear)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", lambda request: self.urls.append(request.url))
@@ -57,9 +57,12 @@ class Visit:
         if error[0] is None:
             assert self.complaints == []
             assert all(u.startswith((self.server.url, "blob:", "data:")) for u in self.urls)
-            widths = self.page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
-            assert widths[0] == widths[1], "the page scrolls sideways"
+            self.check_width()
         self.context.close()
+
+    def check_width(self):
+        widths = self.page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+        assert widths[0] == widths[1], "the page scrolls sideways"
 
     def until(self, expression):
         """Waits until an expression is true; the page forbids the `eval` of Playwright."""
@@ -142,7 +145,12 @@ def test_words_find_the_same_as_the_service(chromium, server, made, tmp_path):
         assert not visit.page.locator("#words").is_visible()
 
 
-def test_stored_items_clicks_and_keys(chromium, server):
+def test_stored_items_clicks_keys_and_bad_files(chromium, server, tmp_path):
+    def title_ends_with(text):
+        visit.until(
+            f"document.getElementById('found-title').textContent.endsWith({json.dumps(text)})"
+        )
+
     with Visit(chromium, server) as visit:
         page = visit.page
         page.fill("#name", "cats/03.png")
@@ -150,75 +158,72 @@ def test_stored_items_clicks_and_keys(chromium, server):
         first = visit.hits(DEFAULT_K)[0]
         page.locator("#hits button").first.focus()
         page.keyboard.press("Enter")
-        visit.until(
-            f"document.getElementById('found-title').textContent.endsWith({json.dumps(first)})"
-        )
+        title_ends_with(first)
         assert first not in visit.hits(DEFAULT_K)
         page.fill("#k", "500")
         page.keyboard.press("Tab")
         visit.hits(19)  # as many as there are
         page.locator("#samples button").nth(2).click()
         third = page.locator("#samples .id").nth(2).text_content()
-        visit.until(
-            f"document.getElementById('found-title').textContent.endsWith({json.dumps(third)})"
-        )
+        title_ends_with(third)
         assert third not in visit.hits(19)
-
-
-def test_no_match_foreign_text_and_bad_files(chromium, server, tmp_path):
-    with Visit(chromium, server) as visit:
-        page = visit.page
         page.fill("#name", "cats/01.png")
-        page.fill("#k", "19")
         page.locator("#byid button").first.click()
+        title_ends_with("cats/01.png")
         visit.hits(19)
         assert HOSTILE in "".join(page.locator("#hits .metadata").all_text_contents())
         assert page.title() == "Find similar images"
-    visit = Visit(chromium, server)
-    with visit:
         (tmp_path / "a.png").write_bytes(b"no image")
-        visit.page.set_input_files("#file", tmp_path / "a.png")
-        visit.page.wait_for_selector("#status.bad")
-        assert "image" in visit.page.text_content("#status")
+        page.set_input_files("#file", tmp_path / "a.png")
+        page.wait_for_selector("#status.bad")
+        assert "image" in page.text_content("#status")
         assert any("415" in complaint for complaint in visit.complaints)
         visit.complaints.clear()  # Chromium reports the status by itself
-        visit.page.evaluate(
+        page.evaluate(
             "() => { const o = document.createElement('option'); o.value = '1'; "
             "document.getElementById('threshold').append(o); "
             "document.getElementById('threshold').value = '1'; }"
         )
-        visit.page.fill("#name", "cats/01.png")
-        visit.page.keyboard.press("Enter")
-        visit.until("document.getElementById('found-title').textContent === 'No match'")
-        assert visit.page.locator("#hits li").count() == 0
+        page.fill("#name", "cats/01.png")
+        page.keyboard.press("Enter")
+        title_ends_with("No match")
+        assert page.locator("#hits li").count() == 0
 
 
 def test_phones_and_both_themes(chromium, server, request):
     colors = set()
-    for width, scheme in ((390, "light"), (390, "dark"), (320, "dark"), (1200, "dark")):
-        with Visit(chromium, server, width=width, scheme=scheme) as visit:
-            visit.page.locator("#samples button").first.click()
-            visit.hits(DEFAULT_K)
+    with Visit(chromium, server, width=390) as visit:
+        page = visit.page
+        page.locator("#samples button").first.click()
+        visit.hits(DEFAULT_K)
+        for width, scheme in ((390, "light"), (390, "dark"), (320, "dark"), (1200, "dark")):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.emulate_media(color_scheme=scheme)
             if folder := request.config.getoption("--screenshots", default=None):
                 path = pathlib.Path(folder) / f"serve-{width}-{scheme}.png"
-                visit.page.screenshot(path=path, full_page=True)
-            colors.add(visit.page.evaluate("getComputedStyle(document.body).backgroundColor"))
+                page.screenshot(path=path, full_page=True)
+            colors.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+            visit.check_width()
     assert len(colors) == 2
 
 
-def test_the_page_asks_for_a_token(chromium, bundle_folder, index_folder, token_file, tmp_path):
-    words = (bundle_folder, f"--index={index_folder}", f"--token-file={token_file}")
-    with served(tmp_path, *words) as server:
-        visit = Visit(chromium, server)
-        visit.page.wait_for_selector("#login:not([hidden])")
-        visit.page.fill("#token", "wrong-wrong-wrong-wrong")
-        with visit.page.expect_response("**/info") as answer:
+def test_the_page_asks_for_a_token(chromium, server):
+    """A route of the browser stands for a service that has one."""
+
+    def answer(route):
+        has_token = route.request.headers.get("authorization") == f"Bearer {TOKEN}"
+        is_page = route.request.url == f"{server.url}/"
+        route.continue_() if has_token or is_page else route.fulfill(status=401, json={"error": ""})
+
+    visit = Visit(chromium, server, route_fn=answer)
+    visit.page.wait_for_selector("#login:not([hidden])")
+    for token, status in (("wrong-wrong-wrong-wrong", 401), (TOKEN, 200)):
+        visit.page.fill("#token", token)
+        with visit.page.expect_response("**/info") as response:
             visit.page.keyboard.press("Enter")
-        assert answer.value.status == 401
-        visit.page.fill("#token", TOKEN)
-        visit.page.keyboard.press("Enter")
-        with visit:
-            visit.page.locator("#samples button").first.click()
-            visit.hits(DEFAULT_K)
-            assert all("401" in complaint for complaint in visit.complaints)
-            visit.complaints.clear()
+        assert response.value.status == status
+    with visit:
+        visit.page.locator("#samples button").first.click()
+        visit.hits(DEFAULT_K)
+        assert all("401" in complaint for complaint in visit.complaints)
+        visit.complaints.clear()
