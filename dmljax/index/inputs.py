@@ -16,11 +16,7 @@ from dmljax.hints import hint
 from dmljax.index.nearest import SIMILARITIES, Similarity
 from dmljax.vectors import UNIT_TOLERANCE
 
-_NO_THRESHOLDS = (
-    ": there are no named thresholds here. A bundle has some if it embeds in unit vectors, and if "
-    "its run had 16 test classes, or 8 classes held out of training (--config.held_out=0.2). "
-    "Give a similarity, such as 0.8"
-)
+_NO_THRESHOLDS = ", which has none (docs/ship.md says why): give a similarity, such as 0.8"
 LARGEST_K = 1000
 DEFAULT_K = 10  # of `dmljax search` and the service, which also accept fewer items
 _LARGEST_DIMENSION = 16_000  # of a column of pgvector
@@ -73,19 +69,12 @@ class Settings(NamedTuple):
 
 def check_settings(model: Any, dimension: Any, similarity: Any) -> Settings:
     """Checks the digest of a model, the length of its vectors, and their similarity."""
-    check_digest(model)
-    dimension = _whole_number("dimension", dimension, _LARGEST_DIMENSION)
+    if not isinstance(model, str) or not re.fullmatch(r"[0-9a-f]{8,128}", model):
+        raise InvalidInput(f"model={shorten(model)} is not a digest: pass the digest of the bundle")
     if similarity not in SIMILARITIES:
         choices = " or ".join(SIMILARITIES)
         raise InvalidInput(f"similarity={shorten(similarity)} is unknown: choose {choices}")
-    return Settings(model, dimension, similarity)
-
-
-def check_digest(model: Any) -> str:
-    """Checks the digest of a model, hexadecimal digits."""
-    if not isinstance(model, str) or not re.fullmatch(r"[0-9a-f]{8,128}", model):
-        raise InvalidInput(f"model={shorten(model)} is not a digest: pass the digest of the bundle")
-    return model
+    return Settings(model, _whole_number("dimension", dimension, _LARGEST_DIMENSION), similarity)
 
 
 def check_format(version: Any, supported: int, place: Any) -> None:
@@ -97,7 +86,7 @@ def check_format(version: Any, supported: int, place: Any) -> None:
 
 def check_model(model: Any, stored: str, place: str) -> None:
     """Refuses the digest of another model than the one whose vectors are stored."""
-    if check_digest(model) != stored:
+    if check_settings(model, 1, "cosine").model != stored:
         raise OtherModel(
             f"{place} holds vectors of the model {stored}, not of {model}: use the bundle that "
             "made them, or embed the images again: dmljax index reindex"
@@ -188,24 +177,25 @@ def check_metadata(metadata: Any, count: int, *, first: int = 0) -> list[str]:
         raise InvalidInput(f"metadata must be a list of {count} objects (dicts), one per id")
     texts = []
     for number, item in enumerate(items, start=first):
-        problem, text = _json({} if item is None else item)
+        item = {} if item is None else item
+        if not (problem := _problem_of_metadata(item)):
+            texts.append(
+                json.dumps(item, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            )
+            if (size := len(texts[-1].encode())) > _METADATA_BYTES:
+                problem = f" has {size} bytes of JSON: {_METADATA_BYTES} are the limit"
         if problem:
             raise InvalidInput(f"metadata of number {number}{problem}")
-        texts.append(text)
     return texts
 
 
-def _json(item: Any) -> tuple[str, str]:
-    """Returns what is wrong with metadata, and its JSON."""
+def _problem_of_metadata(item: Any) -> str | None:
     if not isinstance(item, Mapping):
-        return f" is of type {type(item).__name__}, not an object (a dict)", ""
+        return f" is of type {type(item).__name__}, not an object (a dict)"
     for field, value in item.items():
         if problem := problem_of_value({field: value}, _METADATA_DEPTH):
-            return f", field {shorten(field)}, has {problem}", ""
-    text = json.dumps(item, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    if (size := len(text.encode())) > _METADATA_BYTES:
-        return f" has {size} bytes of JSON: {_METADATA_BYTES} are the limit", ""
-    return "", text
+            return f", field {shorten(field)}, has {problem}"
+    return None
 
 
 def problem_of_value(value: Any, depth: int = 0) -> str | None:

@@ -299,7 +299,7 @@ class Handlers:
         if body.ids is not None:
             return await self._hits(body, ids=body.ids)
         if body.vectors is not None:
-            return await self._hits(body, vectors=_checked(body.vectors, self._index()))
+            return await self._hits(body, vectors=body.vectors)
         return await self._hits(body, vectors=await self._embeddings(body))
 
     async def search_stored(self, options: api.StoredSearch) -> dict[str, Any]:
@@ -356,11 +356,10 @@ class Handlers:
         images = [item.image for item in items if item.image is not None]
         embedded = iter(await self._service.embed(images) if images else ())
         vectors = [next(embedded) if x.vector is None else x.vector for x in items]
-        _checked(vectors, index)
 
         def add() -> dict[str, int]:
             ids, metadata = [item.id for item in items], [item.metadata for item in items]
-            index.add(ids, np.asarray(vectors), metadata, replace=body.replace)
+            index.add(ids, vectors, metadata, replace=body.replace)
             return {"added": len(ids), "version": index.version}
 
         return await self._service.on_index(add)
@@ -412,13 +411,6 @@ def _policy(page: str) -> str:
         f"script-src 'sha256-{script}'; style-src 'sha256-{style}'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
     )
-
-
-def _checked(vectors: Sequence[Sequence[float]], index: Index) -> Sequence[Sequence[float]]:
-    """Returns the vectors, which all have the dimension of the index."""
-    if wrong := [len(row) for row in vectors if len(row) != index.dimension]:
-        raise Refused(422, f"a vector has {wrong[0]} numbers, not {index.dimension}")
-    return vectors
 
 
 def _state(index: Index) -> tuple[int, int]:

@@ -185,66 +185,7 @@ class Features:
         return None
 
 
-class Studies:
-    """The index of a study that grows, and marks of its failed runs."""
-
-    def study(self):
-        from dmljax.studies.study_file import Row, Study
-
-        rows = (Row("plain", "tiny.py", {}),)
-        return Study("small", "small.py", "ab", rows, seeds=(0, 1, 2, 3))
-
-    def steps(self, root):
-        from dmljax.files.writing import make_folder
-        from dmljax.studies import outcomes
-        from dmljax.studies.folder import StudyFolder
-        from dmljax.studies.plan import PlannedRun
-
-        folder, study = StudyFolder(root / "studies" / "small", root / "by_digest"), self.study()
-        runs = [
-            PlannedRun("plain", seed, None, "tiny.py", (), f"digest{seed}") for seed in range(4)
-        ]
-        run = root / "by_digest" / "digest0"
-        yield lambda: folder.record(study, runs[:1])
-        yield lambda: folder.record(study, runs[1:3])
-        yield lambda: make_folder(run)
-        yield lambda: outcomes.mark_failed(run, "out of memory", exit_status=1)
-        yield lambda: folder.record(study, runs[3:])
-        yield lambda: outcomes.forget_failure(run)
-
-    def write(self, root):
-        for step in self.steps(root):
-            step()
-            acknowledge()
-
-    # Runs in the index, whether the run has a folder, and its failure after each step.
-    states = (
-        (0, False, None),
-        (1, False, None),
-        (3, False, None),
-        (3, True, None),
-        (3, True, "out of memory"),
-        (4, True, "out of memory"),
-        (4, True, None),
-    )
-
-    def problem(self, root, count):
-        from dmljax.studies import outcomes
-        from dmljax.studies.folder import StudyFolder
-
-        folder = StudyFolder(root / "studies" / "small")
-        try:
-            runs = len(folder.planned())
-        except FileNotFoundError:
-            runs = 0
-        run = root / "by_digest" / "digest0"
-        outcome = outcomes.outcome(run)
-        state = runs, run.is_dir(), outcome.message or None
-        expected = self.states[count : count + 2]
-        return None if state in expected else f"{state}, not one of {expected}"
-
-
-WRITERS = {kind.__name__: kind for kind in (Results, Index, Checkpoints, Features, Studies)}
+WRITERS = {kind.__name__: kind for kind in (Results, Index, Checkpoints, Features)}
 SLOW = {OneCheckpoint.__name__: OneCheckpoint}
 
 if __name__ == "__main__":
