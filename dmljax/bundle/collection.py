@@ -91,8 +91,7 @@ def _list(path: str | os.PathLike) -> Collection:
             f"{path} needs rows with a column path, and may have id; it has {', '.join(names)}"
         )
     id_column = "id" if "id" in names else "path"
-    # The last one is a column of pandas.
-    others = [x for x in names if x not in ("path", "id") and not x.startswith("__index_level_")]
+    others = vector_files.other_columns(names, "path", "id")
     fields = [name for name in others if _is_scalar(file.schema_arrow.field(name).type)]
     columns = list(dict.fromkeys(["path", id_column, *fields]))
     counts = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]

@@ -17,16 +17,13 @@ MAX_CHARACTERS = 2_000
 
 
 def check(texts: Sequence[Any]) -> None:
-    """Raises ValueError for values that are not text, have no words, or are not valid Unicode."""
+    """Raises ValueError for values that are not text, have no words, or too many characters."""
     for text in texts:
-        if not isinstance(text, str) or not text.strip() or not inputs.is_unicode(text):
+        is_valid = isinstance(text, str) and text.strip() and inputs.is_unicode(text)
+        if not is_valid or len(text) > MAX_CHARACTERS:
             raise ValueError(
-                f"a text must be words in valid Unicode, got {inputs.shorten(text)} of type "
-                f"{type(text).__name__}"
-            )
-        if len(text) > MAX_CHARACTERS:
-            raise ValueError(
-                f"a text has {len(text):,} characters: the limit is {MAX_CHARACTERS:,}"
+                f"a text must be words in valid Unicode, at most {MAX_CHARACTERS:,} characters, "
+                f"got {inputs.shorten(text)} of type {type(text).__name__}"
             )
 
 

@@ -101,7 +101,7 @@ def about(path: str | os.PathLike) -> About:
         model = similarity = None
     if hasattr(kind := schema.field(name).type, "list_size"):
         return About(model, similarity, kind.list_size)
-    batch = next(read(file), None)
+    batch = next(read(file, 1), None)
     return About(model, similarity, 0 if batch is None else batch.vectors.shape[1])
 
 
@@ -111,13 +111,11 @@ def read(path: str | os.PathLike, batch_size: int = _BATCH) -> Iterator[Batch]:
     Columns are `id` (text), `vector` or `embedding` (lists of numbers), and `metadata` (JSON or a
     struct). Without a column `metadata`, all other columns are metadata.
     """
-    _, parquet = pyarrow()
     for file in _files(path):
         schema, name = _schema(file)
-        others = [x for x in schema.names if x not in ("id", name)]
-        others = [x for x in others if not x.startswith("__index_level_")]  # of pandas
+        others = other_columns(schema.names, "id", name)
         length, row = None, 0
-        with parquet.ParquetFile(file) as opened:
+        with pyarrow()[1].ParquetFile(file) as opened:
             for rows in opened.iter_batches(batch_size=batch_size):
                 # Missing vectors have the length -1.
                 lengths = rows[name].value_lengths().fill_null(-1).to_numpy()
@@ -128,12 +126,21 @@ def read(path: str | os.PathLike, batch_size: int = _BATCH) -> Iterator[Batch]:
                     raise InvalidInput(f"{file}: {place} has {count}")
                 vectors = rows[name].flatten().to_numpy(zero_copy_only=False)
                 metadata = rows.select(others).to_pylist() if others else [{}] * len(rows)
-                if "metadata" in others:
-                    metadata = [
-                        _decode(x["metadata"], file, i) for i, x in enumerate(metadata, row)
-                    ]
+                for i, item in enumerate(metadata) if "metadata" in others else ():
+                    metadata[i] = item["metadata"]
+                    if isinstance(metadata[i], str):
+                        try:
+                            metadata[i] = reading.json_value(metadata[i])
+                        except ValueError:
+                            place = f"the column 'metadata' is not JSON in row {row + i}"
+                            raise InvalidInput(f"{file}: {place} (counted from 0)") from None
                 yield Batch(rows["id"].to_pylist(), vectors.reshape(len(rows), -1), metadata)
                 row += len(rows)
+
+
+def other_columns(names: Sequence[str], *known: str) -> list[str]:
+    """Returns the names of further columns, without the index that pandas writes."""
+    return [x for x in names if x not in known and not x.startswith("__index_level_")]
 
 
 def _files(path: str | os.PathLike) -> Iterator[pathlib.Path]:
@@ -147,20 +154,9 @@ def _files(path: str | os.PathLike) -> Iterator[pathlib.Path]:
                 yield pathlib.Path(path) / part["folder"] / name
 
 
-def _decode(value: Any, path: pathlib.Path, row: int) -> Any:
-    try:
-        return reading.json_value(value) if isinstance(value, str) else value
-    except ValueError:
-        raise InvalidInput(
-            f"{path}: the column 'metadata' is not JSON in row {row} (counted from 0)"
-        ) from None
-
-
 def _schema(path: pathlib.Path) -> tuple[Any, str]:
     """Returns the schema of a file, and the name of its column of vectors."""
     pa, parquet = pyarrow()
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is not a file")
     try:
         schema = parquet.read_schema(path)
     except (pa.ArrowInvalid, OSError) as error:
