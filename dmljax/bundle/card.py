@@ -17,6 +17,7 @@ from dmljax.config import method
 from dmljax.config.fields import PATHS, named
 from dmljax.data.splits import Split
 from dmljax.files.result import Result
+from dmljax.files.writing import finite
 from dmljax.index.nearest import SIMILARITIES
 from dmljax.metrics.significance import FEWEST_CLASSES, LEVEL, limits
 from dmljax.runs.frozen import Against, sentence
@@ -296,16 +297,12 @@ def thresholds(chosen_on: Labeled, test: Labeled, *, split: str) -> dict[str, Th
         refused = metrics.stranger_rates(near, cosine)
         measured = Rates(
             **_pair_rates(test, cosine),
-            known_refused=_none_if_nan(refused.known_refused),
-            strangers_refused=_none_if_nan(refused.strangers_refused),
+            known_refused=finite(refused.known_refused),
+            strangers_refused=finite(refused.strangers_refused),
         )
         name = f"fmr={rate:.0e}".replace("e-0", "e-")
         result[name] = Threshold(cosine, split, pairs, measured)
     return result
-
-
-def _none_if_nan(rate: float) -> float | None:
-    return None if math.isnan(rate) else float(rate)
 
 
 def _pair_rates(data: Labeled, cosine: float) -> dict[str, Any]:
@@ -346,7 +343,7 @@ def _pair_rates(data: Labeled, cosine: float) -> dict[str, Any]:
     draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), _SAMPLES)
     rates: dict[str, Any] = {}
     for name, rate_fn in (("fmr", fmr), ("fnmr", fnmr)):
-        rates[name] = _none_if_nan(rate_fn(np.ones((1, count)))[0])
+        rates[name] = finite(float(rate_fn(np.ones((1, count)))[0]))
         drawn = rate_fn(draws.astype(float))
         drawn = drawn[~np.isnan(drawn)] if count >= FEWEST_CLASSES else drawn[:0]
         rates[f"{name}_interval"] = tuple(limits(drawn, LEVEL)) if len(drawn) else None

@@ -32,7 +32,6 @@ from dmljax.files import writing as files
 from dmljax.index import inputs
 from dmljax.index import parquet as vector_files
 from dmljax.index.fill import metadata_of
-from dmljax.vectors import prefix as first_numbers
 
 CHUNK = 16_384
 LEFT_OUT = "left_out.jsonl"
@@ -189,9 +188,7 @@ def embed(
                     path = folder / f"{start:012d}.parquet"
                     if not path.exists():
                         selected = collection.read_fn(range(start, min(start + chunk, rows.stop)))
-                        ids, vectors, left_out = embedded(bundle, selected, start, pool)
-                        if prefix is not None:
-                            vectors = first_numbers(vectors, prefix)
+                        ids, vectors, left_out = embedded(bundle, selected, start, pool, prefix)
                         by_id = {x.id: metadata_of(x.id, x.metadata) for x in selected}
                         metadata = [by_id[name] for name in ids]
                         write_chunk(path, ids, metadata, vectors, left_out, model=bundle)
@@ -202,7 +199,11 @@ def embed(
 
 
 def embedded(
-    bundle: Bundle, images: Sequence[Image], first_row: int, pool: ThreadPoolExecutor
+    bundle: Bundle,
+    images: Sequence[Image],
+    first_row: int,
+    pool: ThreadPoolExecutor,
+    prefix: int | None = None,
 ) -> tuple[list[str], np.ndarray, list[tuple[str, str]]]:
     """Returns ids and vectors of the images that can be embedded, and problems of the others.
 
@@ -213,7 +214,7 @@ def embedded(
     bounds = [0, *range(size - offset, count, size), count]
     batches = [range(*pair) for pair in itertools.pairwise(bounds)]
     ids: list[str] = []
-    vectors = [np.zeros((0, bundle.dimension), np.float32)]
+    vectors = [np.zeros((0, prefix or bundle.dimension), np.float32)]
     left_out: list[tuple[str, str]] = []
 
     def submit(rows: range) -> list[Future]:
@@ -232,7 +233,7 @@ def embedded(
                 batch[slots[-1]] = result
                 ids.append(images[i].id)
         if slots:
-            vectors.append(bundle.embed_prepared(batch)[slots])
+            vectors.append(bundle.embed_prepared(batch, prefix=prefix)[slots])
     x = np.concatenate(vectors)
     where = np.isfinite(x).all(axis=1)
     wrong = itertools.compress(ids, ~where)

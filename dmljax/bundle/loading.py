@@ -96,7 +96,6 @@ class Bundle:
         With `prefix`, one of `prefixes`, it returns unit vectors `[n prefix]` of their first
         numbers. An error names the path of the image, or its index in `images`.
         """
-        self.check_prefix(prefix)
         if isinstance(images, bytes | str | os.PathLike) or not len(images):
             raise ValueError("embed takes a list of one image or more")
         rows, batch = [], []

@@ -165,7 +165,8 @@ class EmbeddedIndex(Index):
     def _vectors(self, connection: Connection) -> tuple[int, np.ndarray]:
         """Returns the number and the vectors of the file at the present transaction."""
         ((number, count),) = self._rows(connection, "select file, rows from settings")
-        if self._mapped is None or self._mapped[0] != (number, count):
+        mapped = self._mapped  # a scan in another thread may be at another transaction
+        if mapped is None or mapped[0] != (number, count):
             path, vectors = self._path_of(number), np.zeros((0, self.dimension), "<f4")
             try:
                 if count:
@@ -173,8 +174,8 @@ class EmbeddedIndex(Index):
                     vectors = np.asarray(np.memmap(path, "<f4", "r", shape=shape))
             except (FileNotFoundError, ValueError, TypeError, OverflowError) as error:
                 raise self._damaged(f"{path.name} is missing or too short") from error
-            self._mapped = (number, count), vectors
-        return number, self._mapped[1]
+            self._mapped = mapped = (number, count), vectors
+        return number, mapped[1]
 
     def _path_of(self, number: int) -> pathlib.Path:
         return self._folder / f"vectors-{number}.bin"
