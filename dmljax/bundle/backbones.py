@@ -16,6 +16,7 @@ from dmljax import at_hand
 from dmljax.bundle import card, exporting, files, loading, models, preprocessing, text
 from dmljax.config import fields
 from dmljax.config.registry import chosen
+from dmljax.files.writing import atomic_folder
 from dmljax.hints import hint
 from dmljax.methods.assemble import with_backbone
 from dmljax.weights import PUBLISHED, load
@@ -45,7 +46,7 @@ def export(
     """
     out, path = pathlib.Path(out), weights_of(name, weights)
     exporting.check_target(out, onnx=onnx)
-    with exporting.written_whole(out) as folder:
+    with atomic_folder(out) as folder:
         config, preprocess, model, embed_fn = _model(name, path)
         facts: dict[str, Any] = {"batch_sizes": batch_sizes, "classes": 1, "onnx": onnx}
         manifest = exporting.write(folder, model, config, preprocess, embed_fn, **facts)

@@ -1,12 +1,10 @@
 """A run becomes a bundle, if its programs compute what its checkpoint computes."""
 
-import contextlib
 import dataclasses
 import datetime
 import os
 import pathlib
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +20,7 @@ from dmljax.data.splits import Split, images_of, subset
 from dmljax.files import locks, reading
 from dmljax.files import result as results
 from dmljax.files.run_folder import RunFolder
-from dmljax.files.writing import make_folder, sync
+from dmljax.files.writing import atomic_folder
 from dmljax.index.nearest import SIMILARITIES
 from dmljax.metrics.significance import FEWEST_CLASSES
 from dmljax.report.run import without_paths
@@ -78,7 +76,7 @@ def export(
     test, config, classes = test_embeddings[MAIN], without_paths(run.config), len(run.train.names)
     config, model = models.at_size(config, variables, preprocess.shape, classes=classes)
     images = _test_images(run, preprocess)
-    with written_whole(out) as folder:
+    with atomic_folder(out) as folder:
         facts = {"classes": classes, "prefixes": run.method.prefixes, "batch_sizes": batch_sizes}
         facts["onnx"] = onnx
         manifest = write(folder, model, config, preprocess, embed_fn, images, **facts)
@@ -116,25 +114,6 @@ def _check_finished(workdir: pathlib.Path) -> None:
         raise ValueError(
             f"{workdir} is still training ({owner}): wait until it has finished"
         ) from None
-
-
-@contextlib.contextmanager
-def written_whole(out: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a new folder next to `out`, and renames it to `out` if the block raises no error."""
-    folder = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        make_folder(folder)
-        yield folder
-        for path in [*folder.iterdir(), folder]:
-            sync(path)
-        os.rename(folder, out)
-        sync(out.parent)
-    except OSError as error:
-        if error.errno is None:
-            raise
-        raise OSError(f"{out} cannot be written: {error.strerror}") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _test_images(run: Run, preprocess: preprocessing.Preprocessing) -> np.ndarray:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pathlib
+import shutil
 import types
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
@@ -41,6 +42,26 @@ def atomic_writer(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             error.filename = error.filename or str(path)  # an error of `write` has none
         raise
+
+
+@contextlib.contextmanager
+def atomic_folder(path: str | os.PathLike) -> Iterator[pathlib.Path]:
+    """Yields a new folder, which is renamed to `path` when the block ends without an error."""
+    path = pathlib.Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        make_folder(temporary)
+        yield temporary
+        for file in (*temporary.iterdir(), temporary):
+            sync(file)
+        os.rename(temporary, path)
+        sync(path.parent)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_array(path: str | os.PathLike, array: np.ndarray) -> None:

@@ -360,17 +360,12 @@ class EmbeddedIndex(Index):
 
 def _create_generation(path: pathlib.Path, settings: Settings) -> None:
     """Creates the database of an empty index in a folder that appears when it is complete."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    for old in (temporary, path):
-        if old.exists():
-            shutil.rmtree(old)
-    temporary.mkdir()
-    database.create(temporary / "items.db", settings)
-    (temporary / "vectors-0.bin").touch()
-    (temporary / "acknowledged").write_text("0\n")
-    files.sync(temporary)
-    os.rename(temporary, path)
-    files.sync(path.parent)
+    if path.exists():
+        shutil.rmtree(path)
+    with files.atomic_folder(path) as temporary:
+        database.create(temporary / "items.db", settings)
+        (temporary / "vectors-0.bin").touch()
+        (temporary / "acknowledged").write_text("0\n")
 
 
 def _numbers(rows: sqlite3.Cursor) -> np.ndarray:

@@ -35,6 +35,10 @@ class Images(NamedTuple):
     """Returns ids and vectors of images, and for others the id and what is wrong with it."""
     path_note: str = ""  # where relative paths begin
 
+    def chunks(self) -> Iterator[range]:
+        for start in range(0, self.total, _CHUNK):
+            yield range(start, min(start + _CHUNK, self.total))
+
 
 def settings_of(source: str | None, bundle: Any) -> tuple[Any, Any, Any]:
     """Returns model, dimension and similarity of a bundle and of a file of vectors."""
@@ -144,7 +148,7 @@ def _ids(source: Images | str, dimension: int, similarity: str) -> set[str]:
     Errors name the file and the row.
     """
     if not isinstance(source, str):
-        chunks = map(source.read_fn, _chunks(source))
+        chunks = map(source.read_fn, source.chunks())
         return {image.id for images in chunks for image in images}
     ids: set[str] = set()
     row = 0
@@ -160,11 +164,6 @@ def _ids(source: Images | str, dimension: int, similarity: str) -> set[str]:
         row += len(names)
         ids.update(names)
     return ids
-
-
-def _chunks(images: Images) -> Iterator[range]:
-    for start in range(0, images.total, _CHUNK):
-        yield range(start, min(start + _CHUNK, images.total))
 
 
 def _stored(store: Index, ids: list[str]) -> list[str]:
@@ -203,7 +202,7 @@ def _add_images(store: Index, images: Images, replace: bool, previous: Index | N
     ids_so_far: set[str] = set()
     totals: Counter[str] = Counter()
     start = reported = time.monotonic()
-    for rows in _chunks(images):
+    for rows in images.chunks():
         chunk = {}
         for image in images.read_fn(rows):
             if problem := _problem(image, ids_so_far):
@@ -215,10 +214,11 @@ def _add_images(store: Index, images: Images, replace: bool, previous: Index | N
         # Before the files are read.
         files = {name: File(images.place, _stamp(x.path)) for name, x in chunk.items()}
         for name in [] if replace else sorted(stored):
-            if _is_other_file(origins.get(name), chunk[name]):
-                folder, image = origins[name].folder, chunk.pop(name)
-                left_out.append(f"{image.path}: an image of {folder} has the same id, {name}")
-            elif not _has_changed(origins.get(name), files[name]):
+            origin = origins.get(name, File("", None))
+            if origin.folder and _is_other_file(origin, chunk[name]):
+                path = chunk.pop(name).path
+                left_out.append(f"{path}: an image of {origin.folder} has the same id, {name}")
+            elif None in (origin.stamp, files[name].stamp) or origin.stamp == files[name].stamp:
                 del chunk[name]
                 totals["skipped"] += 1
         ids, vectors, problems = images.embed_fn([*chunk.values()])
@@ -264,19 +264,11 @@ def _stamp(path: str | bytes) -> str | None:
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
-def _is_other_file(origin: File | None, image: Any) -> bool:
+def _is_other_file(origin: File, image: Any) -> bool:
     """Returns whether an item comes from a file that still exists and is not the image's."""
-    if origin is None:
-        return False
     file = os.path.join(origin.folder, image.id)
     exist = os.path.exists(file) and os.path.exists(image.path)
     return exist and not os.path.samefile(file, image.path)
-
-
-def _has_changed(origin: File | None, file: File) -> bool:
-    return (
-        origin is not None and None not in (origin.stamp, file.stamp) and origin.stamp != file.stamp
-    )
 
 
 def metadata_of(name: str, columns: Mapping[str, Any]) -> dict[str, Any]:

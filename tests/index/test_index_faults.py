@@ -223,7 +223,7 @@ def test_a_full_disk_changes_nothing(tmp_path, action):
     with mounted(tmp_path / "small", "size=4m") as folder:
         place, rng, naive = folder / "photos.index", np.random.default_rng(0), NaiveIndex()
         with index.create(place, model=MODEL, dimension=DIMENSION) as store:
-            batch, metadata = 300 if action == "add" else 20, {"t": "x" * 50}
+            batch, metadata = 1200 if action == "add" else 20, {"t": "x" * 50}
             with contextlib.suppress(index.Unavailable):
                 for number in range(1000 if action == "add" else 30):
                     ids = [f"{number}-{i}" for i in range(batch)]
