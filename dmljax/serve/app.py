@@ -145,17 +145,16 @@ class _Requests:
 
     async def _body(self, request: Request, route: api.Route, options: Any) -> Any:
         """Returns the body as the type of the route, with the `options` that it leaves out."""
-        most, data = self._limits.body_bytes, bytearray()
-        too_large = Refused(413, f"the body is larger than the limit of {most:,} bytes")
-        if (_length(request) or 0) > most:
-            raise too_large
+        most, data, size = self._limits.body_bytes, bytearray(), _length(request) or 0
         try:
-            async for chunk in request.stream():
+            chunks = request.stream()
+            while size <= most and (chunk := await anext(chunks, None)) is not None:
                 data += chunk
-                if len(data) > most:
-                    raise too_large
+                size = max(size, len(data))
         except ClientDisconnect:
             raise Refused(400, "the client went away") from None
+        if size > most:
+            raise Refused(413, f"the body is larger than the limit of {most:,} bytes")
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         assert route.body is not None
         if kind == api.JSON:
@@ -350,8 +349,7 @@ class Handlers:
         return {"items": items}
 
     async def add(self, options: api.Request, body: api.AddRequest) -> dict[str, int]:
-        if not self._service.settings.allow_add:
-            raise Refused(403, "adding is off: the service is started without --allow-add")
+        self._check_allowed("add")
         index, items = self._index(), self._limited(body.items, "items")
         images = [item.image for item in items if item.image is not None]
         embedded = iter(await self._service.embed(images) if images else ())
@@ -365,8 +363,7 @@ class Handlers:
         return await self._service.on_index(add)
 
     async def delete(self, options: api.IdsRequest) -> dict[str, int]:
-        if not self._service.settings.allow_delete:
-            raise Refused(403, "deleting is off: the service is started without --allow-delete")
+        self._check_allowed("delete")
         index, ids = self._index(), self._limited(options.id, "ids")
 
         def delete() -> dict[str, int]:
@@ -394,6 +391,10 @@ class Handlers:
         if self._service.index is None:
             raise Refused(404, "the service has no index: start it with --index")
         return self._service.index
+
+    def _check_allowed(self, action: str) -> None:
+        if not getattr(self._service.settings, f"allow_{action}"):
+            raise Refused(403, f"this is off: the service is started without --allow-{action}")
 
     def _limited(self, values: Any, name: str) -> Any:
         if len(values) > (most := self._limits.entries):

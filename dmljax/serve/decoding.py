@@ -127,10 +127,12 @@ class Decoders:
                 status, data = await self._ask(image, is_picture, may_be_large=True)
         if status == _DONE:
             return data
-        if status == _TOO_SLOW:
-            raise Refused(413, f"an image takes longer than {self._seconds:g} s to decode")
-        if status == _NO_MEMORY:
-            raise Refused(413, "an image takes too much memory to decode: send a smaller one")
+        reasons = {
+            _TOO_SLOW: f"an image takes longer than {self._seconds:g} s to decode",
+            _NO_MEMORY: "an image takes too much memory to decode: send a smaller one",
+        }
+        if status in reasons:
+            raise Refused(413, reasons[status])
         kind, _, text = data.decode(errors="replace").partition(" ")
         raise BadImage(text, kind=kind if kind in KINDS else "unreadable")
 

@@ -47,10 +47,6 @@ class Pictures:
         """Reads the file of a picture; raises `OSError` or `ValueError` if it cannot be read."""
         file_name, root = self._paths[name]
         path = pathlib.Path(file_name).resolve()
-        if not path.is_relative_to(root):
-            raise ValueError("a link leads out of the folder")
-        with path.open("rb") as file:
-            data = file.read(preprocessing.MAX_BYTES + 1)
-        if len(data) > preprocessing.MAX_BYTES:
-            raise ValueError("the file is too large")
-        return data
+        if not path.is_relative_to(root) or path.stat().st_size > preprocessing.MAX_BYTES:
+            raise ValueError("the file is too large, or a link leads out of the folder")
+        return path.read_bytes()
