@@ -52,10 +52,10 @@ def test_a_row_that_is_cut_keeps_its_lines_and_ends_what_it_started(tmp_path, mo
     )
     monkeypatch.setattr(accelerator, "__file__", str(script))
     lines = {}
-    accelerator.run_rows([("losses", [])], dict(os.environ), lines.__setitem__, jobs=1, limit=6)
+    accelerator.run_rows([("losses", [])], dict(os.environ), lines.__setitem__, jobs=1, limit=2)
     first, cut = lines["losses"]
     assert (first["name"], cut["name"]) == ("first", "losses")
-    assert cut["error"] == "no result within 6 s"
+    assert cut["error"] == "no result within 2 s"
     assert _has_ended(first["child"])
 
 

@@ -16,7 +16,7 @@ from dmljax.ops.classes import class_rows
 from dmljax.ops.fold import Side, Total, fold
 from dmljax.ops.masks import check_integers, check_no_names
 from dmljax.ops.reductions import total_and_count
-from dmljax.ops.types import check_function
+from dmljax.ops.types import add_arguments, check_function
 
 
 class Block(NamedTuple):
@@ -217,7 +217,7 @@ def prepare_views(
 ) -> Batch:
     """Checks two views of a batch and turns them into a `Batch`.
 
-    Arguments of all losses of two views:
+    Arguments of all losses of two views (`vicreg` has neither `reduce_fn` nor `tile`):
 
     other: Row i is the other view, or modality, of row i of `embeddings`. It gets gradients.
     reduce_fn: Turns the entries into one number: `ops.mean`, `ops.mean_of_active`, `ops.sum`,
@@ -305,39 +305,30 @@ def prepare_vectors(
 
 
 def pair_loss(reduce_fn: ReduceFn, *, in_tiles: bool = False) -> Callable:
-    """Makes a loss `f(embeddings, labels, *, ...)` of its formula `f(batch, *, ...)`.
+    """Makes a loss of pairs. `in_tiles` formulas only use `fold` and `reduce_pairs`; see `loss_of`.
 
-    `in_tiles` formulas only use `fold` and `reduce_pairs` of the batch, and take a `tile`.
+    They take a `tile`.
     """
-    without = () if in_tiles else ("tile",)
-    return lambda formula: loss_of(formula, prepare, without=without, reduce_fn=reduce_fn)
-
-
-def view_loss(formula: Callable) -> Callable:
-    """Makes a loss `f(embeddings, other, *, ...)` of its formula `f(batch, *, ...)`."""
-    return loss_of(formula, prepare_views)
-
-
-def vector_loss(formula: Callable) -> Callable:
-    """Makes a penalty `f(x, *, ...)` of its formula `f(batch, *, ...)`."""
-    return loss_of(formula, prepare_vectors)
+    return loss_of(prepare, without=() if in_tiles else ("tile",), reduce_fn=reduce_fn)
 
 
 def proxy_loss(axes: str) -> Callable:
-    """Makes a loss `f(embeddings, labels, proxies, *, ...)` of its formula `f(batch, *, ...)`.
+    """Makes a loss against proxies that have these axes; see `loss_of`."""
+    return loss_of(prepare_proxies, without=("axes",), axes=axes)
 
-    `axes` are those of the proxies.
+
+def loss_of(prepare_fn: Callable, *, without: Sequence[str] = (), **bound: Any) -> Callable:
+    """Makes a loss `f(arrays, *, ...)` of its formula `f(batch, *, ...)`; `prepare_fn` checks them.
+
+    The loss has the signatures and docstrings of both, except the arguments `without`. `bound` are
+    defaults of `prepare_fn`.
     """
-    return lambda formula: loss_of(formula, prepare_proxies, without=("axes",), axes=axes)
+    return functools.partial(_loss_of, prepare_fn=prepare_fn, without=without, bound=bound)
 
 
-def loss_of(
-    formula: Callable, prepare_fn: Callable, *, without: Sequence[str] = (), **bound: Any
+def _loss_of(
+    formula: Callable, *, prepare_fn: Callable, without: Sequence[str], bound: dict[str, Any]
 ) -> Callable[..., Any]:
-    """Makes a loss that prepares a batch and calls the formula.
-
-    Its signature and docstring are those of the formula and of `prepare_fn` together.
-    """
     taken = inspect.signature(prepare_fn).parameters.values()
     shared = {
         p.name: p.replace(default=bound.get(p.name, p.default))
@@ -359,9 +350,7 @@ def loss_of(
     loss.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [*arrays, *own, *options], return_annotation=inspect.signature(formula).return_annotation
     )
-    if formula.__doc__ and prepare_fn.__doc__:  # python -OO drops them
-        arguments = prepare_fn.__doc__.partition("\n\n")[2]
-        loss.__doc__ = f"{formula.__doc__.rstrip()}\n\n{arguments}"
+    add_arguments(loss, prepare_fn)
     return loss
 
 
@@ -385,8 +374,8 @@ def _sides(
     anchors = matrix("embeddings", embeddings)
     where = row_mask(where, anchors)
     within_batch = references is None
-    if within_batch and reference_labels is not None:
-        raise ValueError("reference_labels without references: pass both or neither")
+    if (reference_labels is None) != (within_batch or isinstance(labels, Pairs)):
+        raise ValueError("references need reference_labels, or ops.Pairs as labels: give one")
     references = anchors if references is None else matrix("references", references)
     if anchors.shape[1] != references.shape[1]:
         raise ValueError(
@@ -460,8 +449,6 @@ def radians(degrees: Scalar) -> Scalar:
 
 def _check_pair_labels(labels, reference_labels, anchors, references, within_batch: bool) -> None:
     if isinstance(labels, Pairs):
-        if reference_labels is not None:
-            raise ValueError("labels are ops.Pairs, so reference_labels would be unused")
         for name, mask in zip(Pairs._fields, labels, strict=True):
             if np.shape(mask) != (len(anchors), len(references)):
                 raise ValueError(
@@ -469,12 +456,10 @@ def _check_pair_labels(labels, reference_labels, anchors, references, within_bat
                     f"embeddings and references, not {list(np.shape(mask))}"
                 )
         return
-    _check_one_label_per_row("labels", labels, "embeddings", anchors)
+    _check_one_label_per_row("labels", labels, len(anchors))
     if within_batch:
         return
-    if reference_labels is None:
-        raise ValueError("references need reference_labels (or ops.Pairs as labels)")
-    _check_one_label_per_row("reference_labels", reference_labels, "references", references)
+    _check_one_label_per_row("reference_labels", reference_labels, len(references))
     if np.shape(labels)[1:] != np.shape(reference_labels)[1:]:
         raise ValueError(
             f"labels {list(np.shape(labels))} and reference_labels "
@@ -482,15 +467,12 @@ def _check_pair_labels(labels, reference_labels, anchors, references, within_bat
         )
 
 
-def _check_one_label_per_row(name: str, labels, rows_name: str, x: Array) -> None:
+def _check_one_label_per_row(name: str, labels, rows: int) -> None:
     check_integers(name, labels)
     shape, dtype = np.shape(labels), jnp.asarray(labels).dtype
-    if not (
-        (len(shape) == 1 and jnp.issubdtype(dtype, jnp.integer))
-        or (len(shape) == 2 and dtype == jnp.bool_)
-    ):
+    is_form = jnp.issubdtype(dtype, jnp.integer) if len(shape) == 1 else dtype == jnp.bool_
+    if len(shape) not in (1, 2) or shape[0] != rows or not is_form:
         raise ValueError(
-            f"{name} must be int [b], bool multi-hot [b c] or ops.Pairs, not {dtype} {list(shape)}"
+            f"{name} must be int [{rows}], bool multi-hot [{rows} c] or ops.Pairs, not {dtype} "
+            f"{list(shape)}"
         )
-    if shape[0] != len(x):
-        raise ValueError(f"{name} has {shape[0]} rows but {rows_name} has {len(x)}")

@@ -114,7 +114,7 @@ def _has_width(value: Any, embeddings: Array) -> bool:
     return is_float and value.shape[-1] == np.shape(embeddings)[1]
 
 
-@functools.partial(loss_of, prepare_fn=prepare, without=("reduce_fn", "mine_fn", "tile"))
+@loss_of(prepare, without=("reduce_fn", "mine_fn", "tile"))
 def stats(
     batch: Batch, *, margin: Scalar = 0.2, distance_fn: DistanceFn = ops.unit_euclidean
 ) -> dict[str, Float[Array, ""]]:

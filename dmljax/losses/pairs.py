@@ -249,11 +249,9 @@ def lifted_structure(
     """
     positives, negatives = batch.pairs
     distances = distance_fn(batch.anchors, batch.references)
-    of_anchors = _lse_or_minus_inf(neg_margin - distances, negatives, axis=1)  # [b]
-    if batch.within_batch:
-        of_references = of_anchors
-    else:
-        of_references = _lse_or_minus_inf(neg_margin - distances, negatives, axis=0)  # [n]
+    of_anchors = of_references = LogSumExp(neg_margin - distances, negatives).at_once()  # [b]
+    if not batch.within_batch:
+        of_references = LogSumExp((neg_margin - distances).T, negatives.T).at_once()  # [n]
     union = _logaddexp(of_anchors[:, None], of_references[None, :])
     entries = jax.nn.relu(distances - pos_margin + jnp.where(jnp.isneginf(union), 0, union)) ** 2
     return batch.reduce(entries / 2, positives & jnp.any(negatives))
@@ -510,12 +508,6 @@ def _hinges(batch: Batch, distance_fn, pos_margin, neg_margin, power=1) -> tuple
         return zip((pull, push), block.pairs, strict=True)
 
     return batch.reduce_pairs(entries, pos_margin, neg_margin)
-
-
-def _lse_or_minus_inf(x, where, *, axis):
-    """Computes log sum exp, which is -infinity, not 0, where nothing counts."""
-    any_counts = jnp.any(where, axis=axis)
-    return jnp.where(any_counts, ops.logsumexp(x, where=where, axis=axis), -jnp.inf)
 
 
 def _logaddexp(x, y):

@@ -8,13 +8,13 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from dmljax import ops
-from dmljax.losses._common import Batch, prepare_vectors, vector_loss
+from dmljax.losses._common import Batch, loss_of, prepare_vectors
 from dmljax.ops import Array, ReduceFn
 
 __all__ = ["center_invariant", "lp", "regular_face", "sparse_centers", "zero_mean"]
 
 
-@vector_loss
+@loss_of(prepare_vectors)
 def lp(batch: Batch, *, p: float = 2.0, power: float = 1.0) -> Array:
     """Computes the Lp norm of vectors, to a power: keeps vectors short.
 
@@ -35,7 +35,7 @@ def lp(batch: Batch, *, p: float = 2.0, power: float = 1.0) -> Array:
     return batch.reduce(ops.power(sums, power / p), batch.where)
 
 
-@vector_loss
+@loss_of(prepare_vectors)
 def zero_mean(batch: Batch) -> Array:
     """Computes the absolute sum of each vector's entries: keeps vectors balanced around 0.
 
@@ -47,7 +47,7 @@ def zero_mean(batch: Batch) -> Array:
     return batch.reduce(jnp.abs(jnp.sum(batch.anchors, axis=1)), batch.where)
 
 
-@vector_loss
+@loss_of(prepare_vectors)
 def center_invariant(batch: Batch) -> Array:
     """Computes the squared deviation of squared lengths from their mean: evens out lengths.
 
@@ -64,7 +64,7 @@ def center_invariant(batch: Batch) -> Array:
     return batch.reduce(deviations**2 / 4, batch.where)
 
 
-@vector_loss
+@loss_of(prepare_vectors)
 def regular_face(batch: Batch) -> Array:
     """Computes the cosine of each vector with the nearest other vector: spreads proxies.
 

@@ -5,17 +5,16 @@ Every loss is `f(embeddings [b d], other [b d], *, ...) -> scalar`.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float
 
 from dmljax import ops
-from dmljax.losses._common import Batch, prepare_views, view_loss
+from dmljax.losses._common import Batch, loss_of, prepare_views
 from dmljax.ops import Array, Scalar
 from dmljax.ops.fold import LogSumExp, OfColumns, Sum
 
 __all__ = ["clip", "siglip", "vicreg"]
 
 
-@view_loss
+@loss_of(prepare_views)
 def clip(batch: Batch, *, temperature: Scalar = 0.07) -> Array:
     """Computes the CLIP loss, or symmetric InfoNCE: rows find their match, in both directions.
 
@@ -46,7 +45,7 @@ def clip(batch: Batch, *, temperature: Scalar = 0.07) -> Array:
     return batch.reduce((images + texts) / 2, batch.where)
 
 
-@view_loss
+@loss_of(prepare_views)
 def siglip(batch: Batch, *, scale: Scalar = 10.0, bias: Scalar = -10.0) -> Array:
     """Computes the SigLIP loss: each pair of rows is classified by itself as a match or not.
 
@@ -77,16 +76,15 @@ def siglip(batch: Batch, *, scale: Scalar = 10.0, bias: Scalar = -10.0) -> Array
     return batch.reduce(entries, batch.where)
 
 
+@loss_of(prepare_views, without=("reduce_fn", "tile"))
 def vicreg(
-    embeddings: Float[Array, "b d"],
-    other: Float[Array, "b d"],
+    batch: Batch,
     *,
     invariance: float = 25.0,
     variance: float = 25.0,
     covariance: float = 1.0,
     eps: float = 1e-4,
-    where: Bool[Array, "b"] | None = None,
-) -> Float[Array, ""]:
+) -> Array:
     """Computes VICReg: views agree, every dimension varies, and dimensions are uncorrelated.
 
         invariance mean((x - y)^2) + variance mean_d([1 - sqrt(var_d + eps)]+)
@@ -109,7 +107,6 @@ def vicreg(
     >>> print(f"{losses.vicreg(x, np.array([[0.8, 0.6], [0, 1]], np.float32)):.3f}")
     13.631
     """
-    batch = prepare_views(embeddings, other, where=where)
     x, y, where = batch.anchors, batch.references, batch.where
     count = jnp.sum(where, dtype=x.dtype)
     squared_difference = ops.reduce(ops.mean, jnp.mean((x - y) ** 2, axis=1), where)

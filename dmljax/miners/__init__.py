@@ -21,11 +21,12 @@ Bind its hyper-parameters with `functools.partial`:
 
 from dmljax.miners import draws, pairs, triplets
 from dmljax.miners import selections as selections
-from dmljax.miners._common import document
+from dmljax.miners._common import check
 from dmljax.miners.draws import *  # noqa: F403
 from dmljax.miners.pairs import *  # noqa: F403
 from dmljax.miners.triplets import *  # noqa: F403
+from dmljax.ops.types import add_arguments
 
 __all__ = sorted([*draws.__all__, *pairs.__all__, *triplets.__all__])
 for _name in __all__:
-    document(globals()[_name])
+    add_arguments(globals()[_name], check)

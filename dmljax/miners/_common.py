@@ -1,8 +1,6 @@
 """What miners share: checks of their arguments, and selections in rows of masks."""
 
 import functools
-import inspect
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -10,33 +8,24 @@ import numpy as np
 from jaxtyping import Float
 
 from dmljax import ops
-from dmljax.ops import Array, Pairs, Triplets
+from dmljax.ops import Array, Pairs
 from dmljax.ops.loops import vary
 
 Distances = Float[Array, "b n"]  # Euclidean distances of unit embeddings
-_ARGUMENTS = """Args:
-    distances: Euclidean distances of unit embeddings, not squared.
-    pairs: The positives and negatives to select from."""
-
-
-def document(miner: Callable) -> None:
-    """Adds the arguments of all miners to the docstring of one."""
-    text, example, lines = inspect.cleandoc(miner.__doc__ or "").partition("\n>>>")
-    text += "" if "Args:" in text else "\nArgs:"
-    miner.__doc__ = text.replace("Args:", _ARGUMENTS, 1).rstrip() + "\n" + example + lines
 
 
 def check(distances, pairs) -> tuple[jax.Array, Pairs]:
-    if isinstance(pairs, Triplets):
-        raise TypeError(
-            "a miner selects from pairs, and another miner gave it triplets: pass "
-            "ops.triplets_to_pairs(triplets)"
-        )
+    """Checks the arguments of a miner.
+
+    Arguments of all miners:
+
+    distances: Euclidean distances of unit embeddings, not squared.
+    pairs: The positives and negatives to select from.
+    """
     if not isinstance(pairs, tuple | list) or len(pairs) != 2:
-        shape = f" {list(pairs.shape)}" if hasattr(pairs, "shape") else ""
         raise TypeError(
-            "a miner takes the distances of a batch, such as ops.unit_euclidean(x, x), and "
-            f"ops.pairs(labels), not {type(pairs).__name__}{shape} as pairs"
+            f"pairs must be ops.pairs(labels), got {type(pairs).__name__}: of triplets, such as of "
+            "another miner, take ops.triplets_to_pairs(triplets)"
         )
     distances = jax.lax.stop_gradient(ops.widen(distances))
     pairs = Pairs(*map(jnp.asarray, pairs))
@@ -59,13 +48,10 @@ def batch_size(miner: str, distances) -> int:
     return b
 
 
-def any_of_row(mask):
-    return jnp.any(mask, axis=1, keepdims=True)
-
-
 def with_both_kinds(positives, negatives) -> Pairs:
     """Returns the pairs of the anchors that have positives and negatives."""
-    has_both_kinds = any_of_row(positives) & any_of_row(negatives)
+    has_positive, has_negative = (jnp.any(m, axis=1, keepdims=True) for m in (positives, negatives))
+    has_both_kinds = has_positive & has_negative
     return Pairs(positives & has_both_kinds, negatives & has_both_kinds)
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from dmljax.miners._common import Distances, any_of_row, check, top
+from dmljax.miners._common import Distances, check, top
 from dmljax.ops import Pairs
 from dmljax.ops.loops import vary
 
@@ -42,7 +42,6 @@ def distance_weighted(
     if dim < 2:
         raise ValueError(f"dim, the dimensions of the embeddings, must be at least 2, not {dim}")
     distances, (positives, negatives) = check(distances, pairs)
-    _check_key(key)
     squares = jnp.maximum(distances, cutoff) ** 2
     negatives = negatives & ~(distances >= nonzero_loss_cutoff) & ~(squares >= 4)
     squares = jnp.where(negatives, squares, 1)
@@ -50,7 +49,7 @@ def distance_weighted(
     # The k largest of log weight + Gumbel noise are k draws by weight, without replacement.
     scores = log_weights + jax.random.gumbel(key, distances.shape, distances.dtype)
     drawn = top(scores, negatives, jnp.sum(positives, axis=1, dtype=jnp.int32))
-    return Pairs(positives & any_of_row(drawn), drawn)
+    return Pairs(positives & jnp.any(drawn, axis=1, keepdims=True), drawn)
 
 
 def uniform_histogram(
@@ -80,7 +79,6 @@ def uniform_histogram(
     if num_bins < 1:
         raise ValueError(f"num_bins must be at least 1, not {num_bins}")
     distances, (positives, negatives) = check(distances, pairs)
-    _check_key(key)
 
     def bins(mask):
         low = jnp.min(distances, where=mask, initial=jnp.inf)
@@ -109,9 +107,3 @@ def uniform_histogram(
     drawn = jax.lax.fori_loop(0, max(pos_per_bin, neg_per_bin), draw, drawn)
     drawn = drawn.reshape(distances.shape) | jnp.isnan(distances)
     return Pairs(positives & drawn, negatives & drawn)
-
-
-def _check_key(key) -> None:
-    dtype = getattr(key, "dtype", None)
-    if dtype is None or not (dtype == jnp.uint32 or jnp.issubdtype(dtype, jax.dtypes.prng_key)):
-        raise TypeError(f"key must be a JAX key, such as jax.random.key(0), not {key!r}")

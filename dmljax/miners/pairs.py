@@ -101,8 +101,8 @@ def batch_easy_hard(
         check_function(name, select_fn, "miners.selections.hardest")
     if semihardest in select_fns and (pos_fn is neg_fn or every in select_fns):
         raise ValueError(
-            f"pos_fn={_name(pos_fn)}, neg_fn={_name(neg_fn)}: semihardest is relative to one pair "
-            "of the other kind, so the other must be easiest or hardest"
+            "semihardest is relative to one pair of the other kind: the other of pos_fn and neg_fn "
+            "must be easiest or hardest"
         )
     distances, (positives, negatives) = check(distances, pairs)
     positives = _in_range(positives, distances, allowed_pos_range)
@@ -127,10 +127,6 @@ def batch_easy_hard(
     if every in select_fns:
         return Pairs(positives, negatives)
     return with_both_kinds(positives, negatives)
-
-
-def _name(select_fn: SelectFn) -> str:
-    return getattr(select_fn, "__name__", repr(select_fn))
 
 
 def pair_margin(

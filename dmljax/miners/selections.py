@@ -16,18 +16,18 @@ from dmljax.ops import Array
 
 __all__ = ["easiest", "every", "hardest", "semihardest"]
 
+Difficulty = Float[Array, "b n"]
+Mask = Bool[Array, "b n"]
+Limit = Float[Array, "b 1"]
 
-def easiest(
-    difficulty: Float[Array, "b n"], candidates: Bool[Array, "b n"], limit: Float[Array, "b 1"]
-) -> Bool[Array, "b n"]:
+
+def easiest(difficulty: Difficulty, candidates: Mask, limit: Limit) -> Mask:
     """Selects the nearest positive, or the farthest negative."""
     del limit
     return best(difficulty, candidates, jnp.argmin)
 
 
-def semihardest(
-    difficulty: Float[Array, "b n"], candidates: Bool[Array, "b n"], limit: Float[Array, "b 1"]
-) -> Bool[Array, "b n"]:
+def semihardest(difficulty: Difficulty, candidates: Mask, limit: Limit) -> Mask:
     """Selects the hardest pair that keeps the order with the selected pair of the other kind.
 
     That is the farthest positive nearer than the negative, or the nearest negative beyond the
@@ -36,17 +36,13 @@ def semihardest(
     return best(difficulty, candidates & ~(difficulty >= limit), jnp.argmax)
 
 
-def hardest(
-    difficulty: Float[Array, "b n"], candidates: Bool[Array, "b n"], limit: Float[Array, "b 1"]
-) -> Bool[Array, "b n"]:
+def hardest(difficulty: Difficulty, candidates: Mask, limit: Limit) -> Mask:
     """Selects the farthest positive, or the nearest negative."""
     del limit
     return best(difficulty, candidates, jnp.argmax)
 
 
-def every(
-    difficulty: Float[Array, "b n"], candidates: Bool[Array, "b n"], limit: Float[Array, "b 1"]
-) -> Bool[Array, "b n"]:
+def every(difficulty: Difficulty, candidates: Mask, limit: Limit) -> Mask:
     """Selects all candidates, even of an anchor without a pair of the other kind."""
     del difficulty, limit
     return candidates

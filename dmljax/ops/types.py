@@ -56,3 +56,10 @@ def check_function(name: str, value: Any, example: str) -> None:
     """Raises for a value of an argument that must be a function, such as the name of one."""
     if not callable(value):
         raise TypeError(f"{name} must be a function, such as {example}, not {value!r}")
+
+
+def add_arguments(fn: Callable, check_fn: Callable) -> None:
+    """Appends what the docstring of `check_fn` says after its first line to that of `fn`."""
+    if fn.__doc__ and check_fn.__doc__:  # python -OO drops them
+        arguments = check_fn.__doc__.partition("\n\n")[2]
+        fn.__doc__ = f"{fn.__doc__.rstrip()}\n\n{arguments}"

@@ -66,25 +66,24 @@ def batch(seed, b=11, d=4, classes=4):
 
 
 @pytest.mark.parametrize(("name", "keywords"), CASES, ids=lambda v: str(v))
-def test_a_loss_equals_the_loop(name, keywords):
-    x, labels = batch(0)
-    same = labels[:, None] == labels[None, :]
-    positives, negatives = same & ~np.eye(len(x), dtype=bool), ~same
-    expected = reference_value(name, x, x, positives, negatives, True, labels, **keywords)
-    with jax.enable_x64(True):
-        actual = jax.jit(functools.partial(getattr(losses, name), **keywords))(x, labels)
-    assert actual == pytest.approx(expected, rel=1e-9, abs=1e-12)
-
-
-@pytest.mark.parametrize(("name", "keywords"), CASES, ids=lambda v: str(v))
-def test_a_loss_with_references_equals_the_loop(name, keywords):
+def test_a_loss_equals_the_loop_within_a_batch_and_with_references(name, keywords):
     (x, labels), (y, reference_labels) = batch(2), batch(3, b=7, classes=5)
+    same = labels[:, None] == labels[None, :]
+    pairs = same & ~np.eye(len(x), dtype=bool), ~same
     positives = labels[:, None] == reference_labels[None, :]
-    expected = reference_value(name, x, y, positives, ~positives, False, labels, **keywords)
+    expected = [
+        reference_value(name, x, x, *pairs, True, labels, **keywords),
+        reference_value(name, x, y, positives, ~positives, False, labels, **keywords),
+    ]
+    loss = functools.partial(getattr(losses, name), **keywords)
+
+    @jax.jit
+    def within_and_against(x, y):
+        against = {"references": y, "reference_labels": reference_labels}
+        return loss(x, labels), loss(x, labels, **against)
+
     with jax.enable_x64(True):
-        loss = jax.jit(functools.partial(getattr(losses, name), **keywords))
-        actual = loss(x, labels, references=y, reference_labels=reference_labels)
-    assert actual == pytest.approx(expected, rel=1e-9, abs=1e-12)
+        np.testing.assert_allclose(within_and_against(x, y), expected, rtol=1e-9, atol=1e-12)
 
 
 def test_margin_learns_beta_per_class():

@@ -8,21 +8,15 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from test_contract import SECOND, TABLE, Result, run_all, value_and_gradients
+from test_contract import B as CONTRACT_B
+from test_contract import inputs as contract_inputs
 
 from dmljax import losses, miners, ops
 
 VIEWS = ("clip", "siglip")
 PAIRS = ("circle", "contrastive", "multi_similarity", "ntxent", "supcon")
 RANKED = ("recall_at_k", "smooth_ap")
-
-
-def quick(*names):
-    """All losses, of which only these are tested by default."""
-    every = VIEWS + PAIRS + RANKED
-    slow = pytest.mark.slow
-    return pytest.mark.parametrize(
-        "name", [n if n in names else pytest.param(n, marks=slow) for n in every]
-    )
 
 
 B, N, D = 13, 16, 4
@@ -88,7 +82,21 @@ def check(actual, expected, tolerance=1e-11):
         np.testing.assert_allclose(a, e, rtol=tolerance, atol=tolerance * np.abs(e).max())
 
 
-def check_devices(name, devices):
+ON_THREE = ("clip", "ntxent", "smooth_ap")
+SOME = [
+    pytest.param(
+        name,
+        devices,
+        marks=[] if devices == (3 if name in ON_THREE else 1) else [pytest.mark.slow],
+    )
+    for name in VIEWS + PAIRS + RANKED
+    for devices in (1, 3, 8)
+]
+
+
+@pytest.mark.parametrize(("name", "devices"), SOME)
+def test_tiles_on_devices_give_the_value_and_gradient_of_the_loss(name, devices):
+    """Three devices do not divide the rows."""
     x, labels, y, reference_labels, where = inputs()
     with jax.enable_x64(True):
         everywhere = NamedSharding(mesh_of(devices), PartitionSpec())
@@ -97,34 +105,6 @@ def check_devices(name, devices):
     assert value.dtype == np.float64 and all(np.abs(g).max() > 1e-4 for g in gradients)
     assert not gradients[0][~where].any()
     check((value, gradients), plain(name))
-
-
-@quick(*VIEWS, *PAIRS, "recall_at_k")  # `smooth_ap` on three devices, below
-def test_tiles_give_the_value_and_gradient_of_the_loss(name):
-    check_devices(name, 1)
-
-
-@quick("clip", "ntxent", "smooth_ap")
-@pytest.mark.parametrize("devices", [3, pytest.param(8, marks=pytest.mark.slow)])
-def test_devices_give_the_value_and_gradient_of_the_loss(name, devices):
-    """The devices do not divide the rows."""
-    check_devices(name, devices)
-
-
-@quick("clip", "supcon")
-def test_float32_agrees_to_rounding(name):
-    x, labels, *_, where = inputs(dtype=np.float32)
-    # Rounding errors of cosines are divided by these temperatures, in the plain form too.
-    soft = {"circle": {"gamma": 8.0}, "recall_at_k": {"k_temperature": 0.5}}
-    soft |= {"smooth_ap": {"temperature": 0.5}, "multi_similarity": {"beta": 5.0}}
-    loss_fn = functools.partial(getattr(losses, name), **soft.get(name, {}))
-    second = np.nan_to_num(x[::-1]) if name in VIEWS else labels
-    results = [
-        jax.jit(jax.value_and_grad(functools.partial(f, where=where)))(x, second)
-        for f in (loss_fn, functools.partial(loss_fn, tile=4))
-    ]
-    assert results[1][0].dtype == np.float32
-    check(results[1], results[0], 1e-6)
 
 
 def test_any_tile_gives_the_same(unchecked):
@@ -146,22 +126,27 @@ REDUCTIONS = {
 }
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_reductions_are_those_of_the_loss(reduction, unchecked):
+@pytest.mark.parametrize("name", ["multi_similarity", "ntxent"])
+def test_reductions_are_those_of_the_loss(name, unchecked):
     x, labels, *_, where = inputs()
-    reduce_fn = REDUCTIONS[reduction]
-    for name in ("multi_similarity", "ntxent"):
-        loss_fn = functools.partial(getattr(losses, name), reduce_fn=reduce_fn, where=where)
-        in_tiles = jax.jit(functools.partial(loss_fn, tile=4))
-        if name == "ntxent" and reduction in ("weighted", "entries"):
-            message = (
-                "13 weights, but this loss needs" if reduce_fn else "^reduce_fn.*leave out tile"
-            )
-            with pytest.raises(ValueError, match=message):
-                in_tiles(x, labels)
-            continue
-        with jax.enable_x64(True):
-            np.testing.assert_allclose(in_tiles(x, labels), loss_fn(x, labels), rtol=1e-11)
+    loss_fn = functools.partial(getattr(losses, name), x, labels, where=where)
+    refused = ("weighted", "entries") if name == "ntxent" else ()
+
+    @jax.jit
+    def both_ways():
+        return [
+            [loss_fn(reduce_fn=fn, **tiles(tile)) for tile in (4, None)]
+            for reduction, fn in REDUCTIONS.items()
+            if reduction not in refused
+        ]
+
+    with jax.enable_x64(True):
+        for in_tiles, at_once in both_ways():
+            np.testing.assert_allclose(in_tiles, at_once, rtol=1e-11)
+    messages = ("13 weights, but this loss needs", "^reduce_fn.*leave out tile")
+    for reduction, message in zip(refused, messages, strict=False):
+        with pytest.raises(ValueError, match=message):
+            loss_fn(reduce_fn=REDUCTIONS[reduction], tile=4)
 
 
 def test_multi_hot_labels(unchecked):
@@ -177,27 +162,27 @@ def test_multi_hot_labels(unchecked):
             getattr(losses, name)(x, labels, where=where, tile=5)
 
 
-@quick(*VIEWS, *PAIRS, *RANKED)
-def test_batches_without_pairs_and_rows_of_nan(name):
-    _, labels, *_ = inputs()
-    loss_fn = getattr(losses, name)
-    functions = [
-        jax.jit(jax.value_and_grad(lambda x, second, where, f=f: f(x, second, where=where)))
-        for f in (functools.partial(loss_fn, tile=4), loss_fn)
-    ]
-    x, where = np.random.default_rng(2).normal(size=(B, D)).astype(np.float32), np.ones(B, bool)
-    seconds = [x] if name in VIEWS else [labels, np.zeros(B, int), np.arange(B)]
-    for second in seconds:
-        for rows in (x, np.zeros_like(x), np.repeat(x[:1], B, axis=0)):
-            (value, gradient), (expected, _) = (f(rows, second, where) for f in functions)
-            np.testing.assert_allclose(value, expected, rtol=2e-5, atol=1e-6)
-            assert np.isfinite(gradient).all()
-    (value, _), (expected, _) = (f(x, seconds[0][::-1], np.arange(B) == 3) for f in functions)
-    np.testing.assert_allclose(value, expected, atol=1e-6)
-    value, gradient = functions[0](x, seconds[0], ~where)
-    assert value == 0 and not gradient.any()
-    x[2, 1] = np.nan
-    assert np.isnan(functions[0](x, seconds[0], where)[0])
+@pytest.mark.parametrize("name", VIEWS + PAIRS + RANKED)
+def test_float32_batches_without_pairs_and_rows_of_nan(name):
+    """The contract's results are the referee."""
+    x, labels, extra = contract_inputs()
+    cases = []
+    for classes in (labels, np.zeros(CONTRACT_B, int), np.arange(CONTRACT_B)):
+        for rows in (x, np.zeros_like(x), np.repeat(x[:1], CONTRACT_B, axis=0)):
+            cases.append((rows, classes, extra, np.ones(CONTRACT_B, bool)))
+    cases.append((x, labels[::-1], extra, np.arange(CONTRACT_B) == 3))
+    cases.append((x, labels, extra, np.zeros(CONTRACT_B, bool)))
+    broken = np.where(np.arange(CONTRACT_B * x.shape[1]).reshape(x.shape) == 13, np.nan, x)
+    cases.append((broken, labels, extra, np.ones(CONTRACT_B, bool)))
+    second = extra[SECOND["views"]] if TABLE[name][0] == "views" else np.zeros(0, np.float32)
+    xs, classes, wheres = (np.stack([case[i] for case in cases]) for i in (0, 1, 3))
+    in_tiles = jax.jit(jax.vmap(value_and_gradients(name, tile=4), in_axes=(0, None, 0, 0)))
+    value, gradients = in_tiles(xs, second, classes, wheres)
+    expected = run_all(name, cases)
+    np.testing.assert_allclose(value, [one.value for one in expected], rtol=2e-5, atol=1e-6)
+    assert np.isnan(value[-1]) and np.isfinite(gradients[0][:-1]).all()
+    assert Result(value[-2], *(gradient[-2] for gradient in gradients)).is_zero
+    check(gradients[0][0], expected[0].gradient, 1e-4)
 
 
 def test_scalars_get_their_gradients():
@@ -273,19 +258,17 @@ def large(name, b, devices=1, *, tile=1024):
     return function.lower(x, second).compile()
 
 
-@quick("clip", "smooth_ap")
-def test_65536_rows_take_less_than_1_gb(name):
+def test_65536_rows_take_less_than_1_gb():
     """All pairs of 65,536 rows are 17 GB."""
-    assert large(name, 65536).memory_analysis().temp_size_in_bytes < 1e9
+    assert large("smooth_ap", 65536).memory_analysis().temp_size_in_bytes < 1e9
 
 
 def collectives(program):
     return set(re.findall(r" (all-gather|collective-permute|all-to-all)(?:-start)?\(", program))
 
 
-@quick("clip", "smooth_ap")
-def test_references_travel_around_the_ring(name):
+def test_references_travel_around_the_ring():
     """No device gathers the embeddings of all, which are 34 MB and several times that in use."""
-    program = large(name, 65536, devices=8)
+    program = large("clip", 65536, devices=8)
     assert collectives(program.as_text()) == {"collective-permute"}
     assert program.memory_analysis().temp_size_in_bytes < 1e8

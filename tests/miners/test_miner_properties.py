@@ -134,11 +134,11 @@ def test_wrong_arguments_are_named(unchecked):
         miners.batch_hard(distances, ops.Pairs(np.zeros((3, 3), int), pairs.negatives))
 
 
-def test_triplets_given_to_a_miner_and_a_number_as_key_are_one_line(unchecked):
+def test_triplets_given_to_a_miner_and_a_number_as_key_are_refused(unchecked):
     distances = np.ones((3, 3), np.float32)
     pairs = ops.pairs(np.array([0, 0, 1]))
-    with pytest.raises(TypeError, match=r"another miner gave it triplets: pass ops.triplets_"):
+    with pytest.raises(TypeError, match=r"^pairs must be .*take ops.triplets_to_pairs"):
         miners.multi_similarity(distances, miners.semihard_triplets(distances, pairs))
     for miner in (miners.uniform_histogram, functools.partial(miners.distance_weighted, dim=4)):
-        with pytest.raises(TypeError, match=r"must be a JAX key, such as jax.random.key.0., not 0"):
+        with pytest.raises(TypeError, match="key"):
             miner(distances, pairs, key=0)
