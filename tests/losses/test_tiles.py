@@ -145,7 +145,7 @@ def test_reductions_are_those_of_the_loss(name, unchecked):
             np.testing.assert_allclose(in_tiles, at_once, rtol=1e-11)
     messages = ("13 weights, but this loss needs", "^reduce_fn.*leave out tile")
     for reduction, message in zip(refused, messages, strict=False):
-        with pytest.raises(ValueError, match=message):
+        with jax.enable_x64(True), pytest.raises(ValueError, match=message):
             loss_fn(reduce_fn=REDUCTIONS[reduction], tile=4)
 
 
