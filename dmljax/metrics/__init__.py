@@ -6,8 +6,8 @@
   positive (a row of zeros) gives NaN.
 * Functions of a clustering, such as `nmi(labels, assignment)`, give one number, and so do functions
   of the embeddings, such as `class_deviation(embeddings, labels)`.
-* Functions of several runs (`significance.py`), such as `student_interval(values)`, say what their
-  scores allow to conclude.
+* Functions of several runs (`significance.py`), such as `holm(p_values)`, say what their scores
+  allow to conclude.
 * Reports, `retrieval` and `clustering`, take embeddings and return a dict of scores.
 
 A new score is one function: pass it in `metric_fns` under its display name, together with the
@@ -43,6 +43,10 @@ _MODULES = (
     spread,
     significance,
 )
-# What only reports, studies and configs of this package use.
-_INTERNAL = {"KS", "LESS_IS_BETTER", "display_name", "expected_best", "interval_note", "level_text"}
+# What only reports, studies and bundles of this package use.
+_INTERNAL = {
+    *("KS", "LESS_IS_BETTER", "ClassHistograms", "Neighborhoods", "display_name", "offered_fmrs"),
+    *("expected_best", "fold_difference", "interval_note", "level_text", "paired_difference"),
+    *("student_interval", "visible_difference", "welch_difference"),
+}
 __all__ = sorted({name for module in _MODULES for name in module.__all__} - _INTERNAL)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from dmljax.retrieval import Embeddings, Labels
+from dmljax.retrieval.inputs import Embeddings, Labels
 
 __all__ = ["ami", "ari", "class_deviation", "nmi", "pairwise_f1"]
 

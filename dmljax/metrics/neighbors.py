@@ -10,7 +10,8 @@ from jaxtyping import Float, Int, Integer
 
 from dmljax import retrieval
 from dmljax.metrics.sides import Sides, counted, sides
-from dmljax.retrieval import Embeddings, Labels, SimilarityFn, rules
+from dmljax.retrieval import SimilarityFn, rules
+from dmljax.retrieval.inputs import Embeddings, Labels
 
 __all__ = ["Neighborhoods", "neighborhoods"]
 

@@ -17,7 +17,7 @@ from dmljax.metrics.pair_similarity import (
     threshold_at_fmr,
 )
 from dmljax.metrics.sides import blocks, counted, sides
-from dmljax.retrieval import Embeddings, Labels
+from dmljax.retrieval.inputs import Embeddings, Labels
 
 __all__ = [
     "ClassHistograms",

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int, Integer
 
 from dmljax.metrics.sides import blocks, counted, sides
-from dmljax.retrieval import Embeddings, Labels
+from dmljax.retrieval.inputs import Embeddings, Labels
 from dmljax.retrieval.rules import may_mask
 
 __all__ = [

@@ -8,17 +8,16 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
-from typing import Any
+from types import MappingProxyType, ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from dmljax import retrieval as _retrieval
 from dmljax.metrics import clusters, ranking, significance
-from dmljax.retrieval import Embeddings, Labels
-from dmljax.retrieval.inputs import check_k, check_share, counts_of
-from dmljax.retrieval.layout import Ranks
+from dmljax.retrieval.inputs import Embeddings, Labels, check_k, check_share, counts_of
+from dmljax.retrieval.ranking import Ranks
 
 __all__ = [
     "CLUSTERING_FNS",
@@ -36,81 +35,76 @@ __all__ = [
 RankingFn = Callable[..., np.ndarray]
 ClusteringFn = Callable[..., float]  # (labels [b], assignment [b]) -> one number
 
-# Sentences of a table of scores, by display name.
-MEANINGS = {
-    "R@1": "fraction of queries whose nearest image has their class",
-    "P@1": "precision of the nearest image",
-    "RP": "fraction of the R nearest images that have the class",
-    "MAP@R": "average precision over the R nearest, with R images of the class",
-    "mAP": "average precision over the whole ranking",
-    "MRR": "mean of 1 / rank of the first right image",
-    "NMI": "agreement of k-means with the classes",
-    "AMI": "NMI corrected for chance",
-    "ARI": "agreement of pairs, corrected for chance",
-    "F1": "agreement of the pairs of k-means with those of the classes",
-    "knn": "accuracy of the vote of the nearest training images",
-}
-_DISPLAY_NAMES = {
-    "recall_at_k": "R@{k}",
-    "precision_at_1": "P@1",
-    "r_precision": "RP",
-    "map_at_r": "MAP@R",
-    "average_precision": "mAP",
-    "reciprocal_rank": "MRR",
-    "map_at_k": "mAP@{k}",
-    "reciprocal_rank_at_k": "MRR@{k}",
-    "nmi": "NMI",
-    "ami": "AMI",
-    "ari": "ARI",
-    "pairwise_f1": "F1",
-}
+
+class Score(NamedTuple):
+    """A function of this package, its display name, and a sentence for tables of scores."""
+
+    fn: Callable
+    name: str
+    meaning: str = ""
+    in_reports: bool = True
+    less_is_better: bool = False
+
+
+SCORES = (
+    Score(
+        ranking.recall_at_k,
+        "R@{k}",
+        "fraction of queries whose nearest image has their class",  # of R@1
+        in_reports=False,  # except by the argument `ks`
+    ),
+    Score(ranking.precision_at_1, "P@1", "precision of the nearest image"),
+    Score(ranking.r_precision, "RP", "fraction of the R nearest images that have the class"),
+    Score(
+        ranking.map_at_r,
+        "MAP@R",
+        "average precision over the R nearest, with R images of the class",
+    ),
+    Score(ranking.average_precision, "mAP", "average precision over the whole ranking"),
+    Score(ranking.reciprocal_rank, "MRR", "mean of 1 / rank of the first right image"),
+    Score(ranking.map_at_k, "mAP@{k}", in_reports=False),
+    Score(ranking.reciprocal_rank_at_k, "MRR@{k}", in_reports=False),
+    Score(clusters.nmi, "NMI", "agreement of k-means with the classes"),
+    Score(clusters.ami, "AMI", "NMI corrected for chance"),
+    Score(clusters.ari, "ARI", "agreement of pairs, corrected for chance"),
+    Score(
+        clusters.pairwise_f1, "F1", "agreement of the pairs of k-means with those of the classes"
+    ),
+    Score(clusters.class_deviation, "class_deviation", in_reports=False, less_is_better=True),
+)
+
+
+def _in_reports(module: ModuleType) -> Mapping[str, Callable]:
+    scores = (x for x in SCORES if x.in_reports and x.fn.__module__ == module.__name__)
+    return MappingProxyType({score.name: score.fn for score in scores})
+
+
+RANKING_FNS: Mapping[str, RankingFn] = _in_reports(ranking)
+CLUSTERING_FNS: Mapping[str, ClusteringFn] = _in_reports(clusters)
+LESS_IS_BETTER = frozenset(score.name for score in SCORES if score.less_is_better)
+MEANINGS = {score.name.format(k=1): score.meaning for score in SCORES if score.meaning}
+MEANINGS["knn"] = "accuracy of the vote of the nearest training images"
+KS = (1, 2, 4, 8)  # the default K of R@K
+# The default options of k-means in scikit-learn, for comparison with published scores.
+SCIKIT_LEARN_KMEANS: Mapping[str, Any] = MappingProxyType(
+    {"trials": None, "iterations": 300, "tolerance": 1e-4}
+)
+_SCORED = "is scored"  # not a display name: NaN for a query without a positive
 
 
 def display_name(name: str, options: Mapping[str, Any] = MappingProxyType({})) -> str:
     """Returns the display name of a function of this package, given its keyword arguments.
 
     The display name of another function ('my_package.my_module:my_metric') is its name.
-
-    >>> metrics.display_name("recall_at_k", {"k": 1}), metrics.display_name("my_module:spread")
-    ('R@1', 'spread')
     """
+    names = {score.fn.__name__: score.name for score in SCORES}
     _, colon, function = name.rpartition(":")
-    if colon or name not in _DISPLAY_NAMES:
+    if colon or name not in names:
         return function
     try:
-        return _DISPLAY_NAMES[name].format(**options)
+        return names[name].format(**options)
     except KeyError as missing:
         raise ValueError(f"{name} needs {missing}, such as {name}(k=1)") from None
-
-
-KS = (1, 2, 4, 8)  # the default K of R@K
-RANKING_FNS: Mapping[str, RankingFn] = MappingProxyType(
-    {
-        display_name(function.__name__): function
-        for function in (
-            ranking.precision_at_1,
-            ranking.r_precision,
-            ranking.map_at_r,
-            ranking.average_precision,
-            ranking.reciprocal_rank,
-        )
-    }
-)
-# The default options of k-means in scikit-learn, for comparison with published scores.
-SCIKIT_LEARN_KMEANS: Mapping[str, Any] = MappingProxyType(
-    {"trials": None, "iterations": 300, "tolerance": 1e-4}
-)
-CLUSTERING_FNS: Mapping[str, ClusteringFn] = MappingProxyType(
-    {
-        display_name(function.__name__): function
-        for function in (clusters.nmi, clusters.ami, clusters.ari, clusters.pairwise_f1)
-    }
-)
-
-_SCORED = "is scored"  # not a display name: NaN for a query without a positive
-
-# Display names of the scores for which lower is better.
-LESS_IS_BETTER = frozenset({"class_deviation"})
 
 
 def retrieval(
@@ -141,8 +135,7 @@ def retrieval(
     (0.75, 0.75, 0)
     """
     check_share(share, sum_fn)
-    if average not in significance.AVERAGES:
-        raise ValueError(f"average={average!r} is not known: 'queries' or 'classes'")
+    significance.check_average(average)
     metric_fns = {**metric_fns, _SCORED: ranking.reciprocal_rank}
     values = per_query(embeddings, labels, metric_fns=metric_fns, share=share, **options)
     is_scored = ~np.isnan(values.pop(_SCORED))

@@ -1,16 +1,15 @@
 """The two sides of every search over pairs of items, checked, and their pairs in blocks."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Integer
+from jaxtyping import Bool, Float, Int, Integer
 
-from dmljax.retrieval import Embeddings, Labels, inputs
-from dmljax.retrieval.rules import mask
-from dmljax.retrieval.tiles import choose_side
+from dmljax.retrieval import inputs, tiles
+from dmljax.retrieval.inputs import Embeddings, Labels
+from dmljax.retrieval.rules import mask, product
 from dmljax.vectors import unit_vectors
 
 
@@ -77,24 +76,15 @@ def blocks(
     """
     if tile < 1:
         raise ValueError(f"`tile` must be at least 1, got {tile}")
-    size = choose_side(max(len(queries.rows), len(gallery.rows), 1), tile)
-
-    def padded(side: Side) -> np.ndarray:  # to one shape, so that it compiles once
-        missing = size - len(side.rows)
-        return np.pad(side.vectors, ((0, missing), (0, 0))) if missing else side.vectors
-
-    for i in range(0, len(queries.rows), size):
-        rows = queries.take(slice(i, i + size))
-        vectors = padded(rows)
-        for j in range(i if upper else 0, len(gallery.rows), size):
-            columns = gallery.take(slice(j, j + size))
-            products = np.asarray(_products(vectors, padded(columns)))
-            yield rows, columns, products[: len(rows.rows), : len(columns.rows)]
-
-
-@jax.jit
-def _products(rows: Float[Array, "b d"], columns: Float[Array, "n d"]) -> Float[Array, "b n"]:
-    return jnp.matmul(rows, columns.T, precision=jax.lax.Precision.HIGHEST)
+    size = tiles.choose_side(max(len(queries.rows), len(gallery.rows), 1), tile)
+    make_tiles = partial(tiles.Tiles, side=size, similarity_fn=product)
+    sides = make_tiles(queries.vectors), make_tiles(gallery.vectors)
+    for i, row_tile, j, column_tile in tiles.sweep(*sides, {}, is_upper=upper):
+        rows, columns = (
+            side.take(slice(b * size, (b + 1) * size)) for side, b in ((queries, i), (gallery, j))
+        )
+        products = np.asarray(tiles.similarities(row_tile, column_tile))
+        yield rows, columns, products[: len(rows.rows), : len(columns.rows)]
 
 
 def turns(labels: Integer[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:

@@ -32,12 +32,10 @@ __all__ = [
     "paired_difference",
     "student_interval",
     "visible_difference",
-    "visible_paired_difference",
     "welch_difference",
 ]
 
 LEVEL = 0.95  # of intervals; a difference with p <= 1 - LEVEL is resolved
-AVERAGES = ("queries", "classes")
 FEWEST_CLASSES, ROUGH_BELOW = 8, 20  # below the first no interval is given, below the second a note
 
 # A standard deviation below this fraction of the values is rounding: one of a million queries is
@@ -49,11 +47,7 @@ Values = Sequence[float] | np.ndarray
 
 
 def level_text(level: float = LEVEL) -> str:
-    """Returns the level as texts show it.
-
-    >>> metrics.level_text(0.9)
-    '90 %'
-    """
+    """Returns the level as texts show it: '95 %'."""
     return f"{100 * level:.4g} %"
 
 
@@ -69,8 +63,7 @@ def average(
     >>> metrics.average(values, labels), metrics.average(values, labels, over="classes")
     (0.75, 0.5)
     """
-    if over not in AVERAGES:
-        raise ValueError(f"over={over!r} is not known: {' or '.join(map(repr, AVERAGES))}")
+    check_average(over)
     values, labels = np.asarray(values, np.float64), np.asarray(labels)
     is_value = ~np.isnan(values)
     values = values[is_value]
@@ -80,6 +73,14 @@ def average(
         _, codes = np.unique(labels[is_value], return_inverse=True)
         values = np.bincount(codes, values) / np.bincount(codes)
     return float(values.mean())
+
+
+def check_average(over: str, *, has_labels: bool = True) -> None:
+    """Raises unless a mean over queries, or over classes whose labels are given, is asked for."""
+    if over not in ("queries", "classes") or (over == "classes" and not has_labels):
+        raise ValueError(
+            f"the average {over!r} is not known: give 'queries', or 'classes' and their labels"
+        )
 
 
 def interval(
@@ -137,8 +138,7 @@ def bootstrap_means(
     """
     if samples < 1:
         raise ValueError(f"samples={samples} must be at least 1, such as 1000")
-    if over not in AVERAGES or (over == "classes" and groups is None):
-        raise ValueError(f"over={over!r}: give 'queries', or 'classes' and their labels as groups")
+    check_average(over, has_labels=groups is not None)
     values = np.asarray(values, np.float64)
     is_value = ~np.isnan(values)
     rng = np.random.default_rng(seed)
@@ -168,11 +168,7 @@ def bootstrap_means(
 
 
 def interval_note(groups: Integer[np.ndarray, "n"]) -> str:
-    """Returns a note about an interval over these groups; empty if there are enough.
-
-    >>> metrics.interval_note(np.arange(12))
-    'only 12 classes: the range is rough'
-    """
+    """Returns a note about an interval over these groups; empty if there are enough."""
     classes = len(np.unique(groups))
     if classes < FEWEST_CLASSES:
         plural = "" if classes == 1 else "es"
@@ -289,10 +285,6 @@ def student_interval(values: Values, *, level: float = LEVEL) -> Estimate:
     """Computes mean, standard deviation and Student's interval: m +- t(n - 1) s / sqrt(n).
 
     For one value, standard deviation and interval are NaN.
-
-    >>> estimate = metrics.student_interval([68.9, 69.4, 70.2])
-    >>> [round(float(x), 2) for x in (estimate.mean, estimate.deviation, estimate.low)]
-    [69.5, 0.66, 67.87]
     """
     x = _finite("values", values, at_least=1)
     check_level(level)
@@ -309,9 +301,6 @@ def paired_difference(a: Values, b: Values, *, level: float = LEVEL) -> Differen
 
     Pairing helps if runs with the same seed are correlated between the rows. It detects more than
     `welch_difference` from a correlation of 0.56 on for 3 runs, 0.28 for 5, and 0.12 for 10.
-
-    >>> round(metrics.paired_difference([3.0, 5.0, 4.0], [2.0, 3.0, 3.5]).p, 3)
-    0.118
     """
     mean, deviation, n = _paired("pairs", a, b)
     return _difference(mean, deviation / math.sqrt(n), n - 1, deviation, n, level)
@@ -321,9 +310,6 @@ def welch_difference(a: Values, b: Values, *, level: float = LEVEL) -> Differenc
     """Tests the mean of a minus the mean of b by Welch (1947); the runs are independent.
 
     The standard deviations of `a` and `b` may differ, and so may their counts of runs.
-
-    >>> round(metrics.welch_difference([3.0, 5.0, 4.0], [2.0, 3.0, 3.5]).p, 3)
-    0.188
     """
     x, y = _finite("a", a), _finite("b", b)
     var_x, var_y = _deviation(x, x) ** 2, _deviation(y, y) ** 2
@@ -347,10 +333,6 @@ def fold_difference(
     k - 1 degrees of freedom. `test_per_train` is the size of the held-out fold divided by the size
     of the training folds: 1/3 for four equal folds. For r repetitions of k folds, give all r k
     values (Bouckaert and Frank, 2004): repetitions do not shrink the second term.
-
-    >>> a, b = [71.0, 69.5, 70.4, 72.2], [70.1, 69.0, 69.2, 70.9]
-    >>> round(metrics.fold_difference(a, b, test_per_train=1 / 3).p, 3)
-    0.038
     """
     if not test_per_train > 0:
         raise ValueError(f"test_per_train={test_per_train} must be positive: 1/3 for four folds")
@@ -380,32 +362,48 @@ def holm(p_values: Values) -> list[float]:
 
 
 def visible_difference(
-    deviation: float, *, n: int, level: float = LEVEL, power: float = 0.8, comparisons: int = 1
+    deviation: float,
+    *,
+    n: int,
+    paired: bool = False,
+    level: float = LEVEL,
+    power: float = 0.8,
+    comparisons: int = 1,
 ) -> float:
-    """Computes the difference that a test of n against n independent runs detects.
+    """Computes the difference that a test of n against n runs detects with probability `power`.
 
-    `deviation` is the standard deviation of one run, and `power` the probability to detect it. The
-    test is two-sided and resolves a difference with p <= (1 - `level`) / `comparisons`
+    `deviation` is the standard deviation of one run; if runs are `paired`, that of the differences.
+    If it is s for one run, and runs of a pair have the correlation r, the latter is s sqrt(2 (1 -
+    r)). The test is two-sided and resolves a difference with p <= (1 - `level`) / `comparisons`
     (Bonferroni). The value comes from the non-central t distribution.
-
-    >>> round(metrics.visible_difference(1.0, n=5), 2)
-    2.02
     """
-    return _detected(2 * n - 2, level, power, comparisons) * (deviation * math.sqrt(2 / n))
+    from scipy import optimize, stats
 
+    check_level(level)
+    degrees = n - 1 if paired else 2 * n - 2
+    alpha = (1 - level) / comparisons if comparisons >= 1 else 1.0
+    if degrees < 1 or not alpha < power < 1:
+        raise ValueError(
+            f"a difference needs two runs or more of each row, `comparisons` from 1, got "
+            f"{comparisons}, and a `power` between the p-value that counts and 1, got {power}"
+        )
 
-def visible_paired_difference(
-    deviation: float, *, n: int, level: float = LEVEL, power: float = 0.8, comparisons: int = 1
-) -> float:
-    """Computes the difference that a test of n pairs of runs detects with this power.
+    # Averages over the distribution of the measured standard deviation: scipy's non-central t gives
+    # NaN for some arguments.
+    fractions = (np.arange(4096) + 0.5) / 4096
+    spread = np.sqrt(stats.chi2.ppf(fractions, degrees) / degrees)
+    critical = _t(1 - alpha, degrees) * spread
 
-    `deviation` is the standard deviation of the differences. If it is s for one run, and runs of a
-    pair have the correlation r, it is s sqrt(2 (1 - r)).
+    def excess(shift: float) -> float:
+        normal = stats.norm
+        return float(np.mean(normal.sf(critical - shift) + normal.cdf(-critical - shift))) - power
 
-    >>> round(metrics.visible_paired_difference(1.0, n=5), 2)
-    1.68
-    """
-    return _detected(n - 1, level, power, comparisons) * (deviation / math.sqrt(n))
+    upper = 1.0
+    while excess(upper) < 0:
+        upper *= 2
+    return (
+        float(optimize.brentq(excess, 0, upper)) * deviation * math.sqrt((1 if paired else 2) / n)
+    )
 
 
 def expected_best(k: int) -> float:
@@ -413,9 +411,6 @@ def expected_best(k: int) -> float:
 
     The best of k equally good evaluations looks better by this amount, because it was chosen.
     Evaluations of one run are correlated, so they gain less.
-
-    >>> round(metrics.expected_best(10), 2)
-    1.54
     """
     if k < 1:
         raise ValueError(f"k={k} must be 1 or more")
@@ -454,34 +449,6 @@ def _difference(
     half = _t(level, degrees) * error
     p = 2 * float(stats.t.sf(abs(mean) / error, degrees))
     return Difference(mean, mean - half, mean + half, p, degrees, float(deviation), n)
-
-
-def _detected(degrees: int, level: float, power: float, comparisons: int) -> float:
-    """Returns the non-centrality at which a two-sided t test of this level has this power."""
-    from scipy import optimize, stats
-
-    check_level(level)
-    alpha = (1 - level) / comparisons if comparisons >= 1 else 1.0
-    if degrees < 1 or not alpha < power < 1:
-        raise ValueError(
-            f"a difference needs two runs or more of each row, `comparisons` from 1, got "
-            f"{comparisons}, and a `power` between the p-value that counts and 1, got {power}"
-        )
-
-    # Averages over the distribution of the measured standard deviation: scipy's non-central t gives
-    # NaN for some arguments.
-    fractions = (np.arange(4096) + 0.5) / 4096
-    spread = np.sqrt(stats.chi2.ppf(fractions, degrees) / degrees)
-    critical = _t(1 - alpha, degrees) * spread
-
-    def excess(shift: float) -> float:
-        normal = stats.norm
-        return float(np.mean(normal.sf(critical - shift) + normal.cdf(-critical - shift))) - power
-
-    upper = 1.0
-    while excess(upper) < 0:
-        upper *= 2
-    return float(optimize.brentq(excess, 0, upper))
 
 
 def _t(level: float, degrees: float) -> float:

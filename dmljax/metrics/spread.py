@@ -5,7 +5,7 @@ from jaxtyping import Float
 
 from dmljax.metrics.ranking import divide
 from dmljax.metrics.sides import sides
-from dmljax.retrieval import Embeddings, Labels
+from dmljax.retrieval.inputs import Embeddings, Labels
 from dmljax.vectors import unit_vectors
 
 __all__ = ["density", "effective_rank", "participation", "rho_spectrum", "spectrum"]

@@ -9,7 +9,7 @@ Conventions of all functions here and of the losses:
 * Half-precision input is computed in float32; float64 stays float64.
 """
 
-from dmljax.ops import classes, distances, masks, reductions, types
+from dmljax.ops import classes, distances, masks, reductions
 from dmljax.ops.classes import *  # noqa: F403
 from dmljax.ops.distances import *  # noqa: F403
 from dmljax.ops.loops import sum_over_true as sum_over_true
@@ -19,6 +19,7 @@ from dmljax.ops.numerics import *  # noqa: F403
 from dmljax.ops.reductions import *  # noqa: F403
 from dmljax.ops.types import *  # noqa: F403
 
-# Losses and miners also use `numerics` and `loops` by `ops.`; of these only `normalize` is public.
-_MODULES = (classes, distances, masks, reductions, types)
-__all__ = sorted(["normalize", *(name for module in _MODULES for name in module.__all__)])
+# Losses and miners also use `numerics`, `loops` and the other types by `ops.`.
+_MODULES = (classes, distances, masks, reductions)
+_OTHERS = ["Array", "Pairs", "Triplets", "normalize"]
+__all__ = sorted([*_OTHERS, *(name for module in _MODULES for name in module.__all__)])

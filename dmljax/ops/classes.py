@@ -56,16 +56,15 @@ def class_rows(proxies: Array, labels: Array, tiles: ClassTiles | None) -> tuple
 def _check(tiles: Any) -> None:
     if tiles is None:
         return
-    if not isinstance(tiles, ClassTiles):
-        raise ValueError(f"`tiles` must be ops.ClassTiles(256) or None, got {tiles!r}")
-    size, share = tiles.size, tiles.share
-    if (size is not None and (not hasattr(size, "__index__") or size < 1)) or not 0 < share <= 1:
+    is_tiles = isinstance(tiles, ClassTiles) and 0 < tiles.share <= 1
+    is_tiles = is_tiles and (
+        tiles.size is None or (hasattr(tiles.size, "__index__") and tiles.size > 0)
+    )
+    if not is_tiles or (tiles.share < 1 and tiles.key is None):
         raise ValueError(
-            "ClassTiles needs a `size` that is a positive integer or None and a `share` above 0 "
-            f"and at most 1, got {size} and {share}: a share of 1 takes all classes"
+            f"`tiles` must be None or ops.ClassTiles, with a `size` that is a positive integer or "
+            f"None, and a `share` above 0 and at most 1, below 1 with a `key`: got {tiles!r}"
         )
-    if share < 1 and tiles.key is None:
-        raise ValueError(f"a share of {share} draws classes: give a key for each step")
 
 
 def _drawn_rows(proxies: Array, labels: Array, tiles: ClassTiles) -> Side:

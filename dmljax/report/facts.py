@@ -339,7 +339,7 @@ def _scores(data: diagnosis.Data, per_query, *, evaluated, average) -> dict[str,
     if not is_scored.any():
         return None
     tiles = []
-    for name in ("R@1", "MAP@R", "RP", "MRR"):
+    for name in per_query:
         low, high = metrics.interval(per_query[name], groups=labels, over=average)
         value = metrics.average(per_query[name], labels, over=average)
         tiles.append({"name": name, "value": value, "low": low, "high": high})

@@ -15,7 +15,7 @@ from dmljax.metrics.ranking import divide
 from dmljax.metrics.sides import Side, counted, sides
 from dmljax.metrics.significance import LEVEL
 from dmljax.metrics.spread import class_sums
-from dmljax.retrieval import Embeddings, Labels
+from dmljax.retrieval.inputs import Embeddings, Labels
 
 _CHANCE, _ORDINARY = 0.05, 0.25  # the fractions of the rule of `suspected_labels`
 _LOWEST_RECALL, _LARGEST_FRACTION = 0.5, 0.05

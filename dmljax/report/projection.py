@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from dmljax import retrieval
 from dmljax.metrics.sides import in_turn
-from dmljax.retrieval import Embeddings, Labels
+from dmljax.retrieval.inputs import Embeddings, Labels
 
 ANCHORS = 2000
 _NEIGHBORS, _TEMPERATURE = 3, 0.03  # anchors that place an item, weighted by exp(s / temperature)

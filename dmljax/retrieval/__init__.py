@@ -18,17 +18,13 @@ is read fastest if it is sorted by label.
 """
 
 from dmljax.retrieval.clusters import KMeans, kmeans
-from dmljax.retrieval.inputs import Embeddings, Labels
 from dmljax.retrieval.neighbors import k_reciprocal, nearest
-from dmljax.retrieval.ranking import Ranks, ranks
+from dmljax.retrieval.ranking import Ranks, mean_distance_ranks, ranks
 from dmljax.retrieval.rules import SimilarityFn, cosine, euclidean
-from dmljax.retrieval.sorting import mean_distance_ranks
 from dmljax.retrieval.tiles import stoppable
 
 __all__ = [
-    "Embeddings",
     "KMeans",
-    "Labels",
     "Ranks",
     "SimilarityFn",
     "cosine",

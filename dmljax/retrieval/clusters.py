@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 
 from dmljax.retrieval import inputs, tiles
 from dmljax.retrieval.inputs import Embeddings
-from dmljax.retrieval.tiles import REPLICATED, SHARDED, Tile, Tiles
+from dmljax.retrieval.neighbors import search
+from dmljax.retrieval.rules import product
+from dmljax.retrieval.tiles import REPLICATED, Tiles
 
 __all__ = ["KMeans", "kmeans"]
 
@@ -100,14 +101,6 @@ class _Points:
         self._squared_norms = np.vecdot(vectors, vectors).astype(np.float64)
         self._own, self._tiles = self._own_tiles(vectors)
 
-    def _own_tiles(self, vectors: Float[np.ndarray, "n d"]) -> tuple[slice, Tiles]:
-        """Returns the rows of this process, whole tiles as in one process, and their tiles."""
-        share = inputs.share_rows(-(-len(vectors) // self._side), self._share)
-        own = slice(share.start * self._side, min(share.stop * self._side, len(vectors)))
-        # A device without points would only compute padding.
-        mesh = tiles.choose_mesh(self._devices, count=share.stop - share.start)
-        return own, tiles.plain_tiles(vectors[own], self._side, mesh=mesh)
-
     def closest(
         self, centers: Float[np.ndarray, "k d"], rows: Int[np.ndarray, "m"] | None = None
     ) -> tuple[Float[np.ndarray, "m"], Int[np.ndarray, "m"]]:
@@ -116,24 +109,22 @@ class _Points:
         if rows is not None:
             vectors = vectors[rows]
             own, point_tiles = self._own_tiles(vectors)
-        mesh, side = point_tiles.mesh, tiles.choose_side(len(centers), self._side)
-        center_tiles = tiles.plain_tiles(centers, side, mesh=mesh, spec=REPLICATED)
-        update = tiles.on_mesh(mesh, _update, SHARDED, SHARDED, SHARDED, REPLICATED, REPLICATED)
-        reduce = tiles.on_mesh(mesh, _reduce, SHARDED, SHARDED)
-        shape = point_tiles.side, side // tiles.SLICES
-        padded = []
-        for i in range(len(point_tiles)):
-            points = point_tiles[i].vectors
-            nothing = np.full(shape, -np.inf, points.dtype), np.zeros(shape, np.int32)
-            best, indices = tiles.put(nothing, mesh)
-            for j in range(len(center_tiles)):
-                best, indices = update(best, indices, points, center_tiles[j], np.int32(j * side))
-            padded.append(reduce(best, indices))
+        side = tiles.choose_side(len(centers), self._side)
+        center_tiles = Tiles(centers, side=side, mesh=point_tiles.mesh, spec=REPLICATED)
         results = np.zeros((2, len(vectors)))  # float64 holds float32 and indices exactly
-        for result, arrays in zip(results, zip(*padded, strict=True), strict=False):
-            result[own] = np.concatenate(arrays)[: own.stop - own.start]
+        if len(point_tiles):
+            for result, array in zip(results, search(point_tiles, center_tiles, k=1), strict=True):
+                result[own] = array[: own.stop - own.start, 0]
         similarities, indices = results if self._sum_fn is None else self._sum_fn(results)
         return similarities.astype(vectors.dtype), indices.astype(np.int64)
+
+    def _own_tiles(self, vectors: Float[np.ndarray, "n d"]) -> tuple[slice, Tiles]:
+        """Returns the rows of this process, whole tiles as in one process, and their tiles."""
+        share = inputs.share_rows(-(-len(vectors) // self._side), self._share)
+        own = slice(share.start * self._side, min(share.stop * self._side, len(vectors)))
+        # A device without points would only compute padding.
+        mesh = tiles.choose_mesh(self._devices, count=share.stop - share.start)
+        return own, Tiles(vectors[own], side=self._side, similarity_fn=product, mesh=mesh)
 
     def lloyd(
         self, centers: Float[np.ndarray, "k d"], iterations: int, least_shift: float
@@ -277,36 +268,3 @@ def _move_centers(
     # In double precision the mean of equal points is that point, bit for bit.
     sums = np.add.reduceat(points[members], starts, axis=0, dtype=np.float64)
     centers[clusters] = sums / sizes[:, None]
-
-
-# As in `counting`, a tile is folded into slices, because reductions along rows are slow on CPUs.
-
-
-@jax.jit
-def _update(
-    best: Float[Array, "b s"],
-    indices: Int[Array, "b s"],
-    points: Float[Array, "b d"],
-    centers: Tile,
-    start: Int[Array, ""],
-) -> tuple[Float[Array, "b s"], Int[Array, "b s"]]:
-    """Returns the best similarity in each column of the folded tile, and where its slice starts."""
-    x = jnp.matmul(points, centers.vectors.T, precision=jax.lax.Precision.HIGHEST)
-    x = x + centers.offsets[None]
-    width = x.shape[1] // tiles.SLICES
-    for s, similarities in enumerate(jnp.split(x, tiles.SLICES, axis=1)):
-        is_better = similarities > best
-        best = jnp.where(is_better, similarities, best)
-        indices = jnp.where(is_better, start + s * width, indices)
-    return best, indices
-
-
-@jax.jit
-def _reduce(
-    best: Float[Array, "b s"], indices: Int[Array, "b s"]
-) -> tuple[Float[Array, "b"], Int[Array, "b"]]:
-    """Returns the best similarity of each point, and the first center that reaches it."""
-    top = jnp.max(best, axis=1)
-    indices = indices + jnp.arange(indices.shape[1], dtype=indices.dtype)[None]
-    largest = jnp.iinfo(indices.dtype).max
-    return top, jnp.min(jnp.where(best == top[:, None], indices, largest), axis=1)

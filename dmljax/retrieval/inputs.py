@@ -86,19 +86,7 @@ def integer_labels(
 
     Labels are compared as integers: in float32, labels above 2^24 would collide.
     """
-    queries, items, within = counts
-    if within != (gallery_labels is None):
-        raise ValueError("gallery and gallery_labels go together: give both, or neither")
-    query_labels = _integers("labels", labels, queries)
-    item_labels = query_labels if within else _integers("gallery_labels", gallery_labels, items)
-    kinds = {x.dtype.kind for x in (query_labels, item_labels)}
-    if query_labels.ndim + item_labels.ndim > 2 or len(kinds) > 1:
-        raise ValueError(
-            f"labels are {query_labels.dtype} of shape {query_labels.shape} and gallery_labels "
-            f"{item_labels.dtype} of shape {item_labels.shape}: give integers of one signedness"
-        )
-    _, codes = np.unique(np.concatenate([query_labels, item_labels]), return_inverse=True)
-    return codes[:queries], codes[:queries] if within else codes[queries:]
+    return _codes(*_both("labels", labels, gallery_labels, counts, most_axes=1))
 
 
 def exclusion_codes(
@@ -109,43 +97,55 @@ def exclusion_codes(
     A query leaves out itself and the items that share a group in any column; -1 means no group.
     """
     queries, items, within = counts
-    query_indices = np.arange(queries)[:, None]
-    item_indices = query_indices if within else queries + np.arange(items)[:, None]
+    indices = np.arange(queries)[:, None]
+    item_indices = indices if within else queries + np.arange(items)[:, None]
     if groups is None and gallery_groups is None:
-        return query_indices, item_indices
-    if groups is None or (gallery_groups is None) != within:
-        raise ValueError(
-            "groups are for queries and gallery_groups for the gallery: give both, or only groups "
-            "without a gallery"
-        )
-    query_groups = _integers("groups", groups, queries).reshape(queries, -1)
-    item_groups = query_groups
-    if not within:
-        item_groups = _integers("gallery_groups", gallery_groups, items).reshape(items, -1)
-    if query_groups.shape[1] != item_groups.shape[1]:
-        raise ValueError(
-            f"groups have {query_groups.shape[1]} columns and gallery_groups "
-            f"{item_groups.shape[1]}: give the same number"
-        )
-    tables = [
-        np.unique(np.concatenate(columns), return_inverse=True)[1]
-        for columns in zip(query_groups.T, item_groups.T, strict=True)
-    ]
-    codes = queries + items + np.stack(tables, axis=1)
+        return indices, item_indices
+    both = _both("groups", groups, gallery_groups, counts, most_axes=2)
+    query_groups, item_groups = (x.reshape(len(x), -1) for x in both)
+    query_codes, item_codes = _codes(query_groups, item_groups)
     return (
-        np.where(query_groups == -1, query_indices, codes[:queries]),
-        np.where(item_groups == -1, item_indices, codes[queries:]),
+        np.where(query_groups == -1, indices, queries + items + query_codes),
+        np.where(item_groups == -1, item_indices, queries + items + item_codes),
     )
 
 
-def _integers(name: str, values: Any, size: int) -> np.ndarray:
+def _both(
+    name: str, values: Any, gallery_values: Any, counts: Counts, *, most_axes: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the integers of queries and gallery. Raises unless they can be compared."""
+    if values is None or (gallery_values is None) != counts.within:
+        raise ValueError(
+            f"{name} are for queries and gallery_{name} for the gallery: give both, or only {name} "
+            "without a gallery"
+        )
+    first = _integers(name, values, counts.queries, most_axes)
+    last = first
+    if not counts.within:
+        last = _integers(f"gallery_{name}", gallery_values, counts.items, most_axes)
+    if first.dtype.kind != last.dtype.kind or first[:1].size != last[:1].size:
+        raise ValueError(
+            f"{name} are {first.dtype} of shape {first.shape} and gallery_{name} {last.dtype} of "
+            f"shape {last.shape}: give integers of one signedness, and the same number of columns"
+        )
+    return first, last
+
+
+def _integers(name: str, values: Any, size: int, most_axes: int) -> np.ndarray:
     array = np.asarray(values)
-    if array.ndim not in (1, 2) or len(array) != size or array.dtype.kind not in "iub":
+    if not 1 <= array.ndim <= most_axes or len(array) != size or array.dtype.kind not in "iub":
         raise ValueError(
             f"{name} are {array.dtype} of shape {array.shape}: give integers, one for each of the "
             f"{size} embeddings (np.unique(names, return_inverse=True)[1] makes them of names)"
         )
     return array
+
+
+def _codes(first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns codes from 0, which are equal where the integers of both arrays are equal."""
+    _, codes = np.unique(np.concatenate([first, last]), return_inverse=True)
+    codes = codes.reshape(-1, *first.shape[1:])
+    return codes[: len(first)], codes[len(first) :]
 
 
 def compute_dtype(vectors: np.ndarray) -> np.dtype:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,28 +49,34 @@ def nearest(
     row_groups, column_groups = inputs.exclusion_codes(groups, gallery_groups, counts)
     side = tiles.choose_side(max(len(vectors), len(items)), tile)
     mesh = tiles.choose_mesh(devices, count=-(-len(vectors) // side))
-    block_size = side if mesh is None else side * mesh.size
-    make_tiles = partial(Tiles, center=center, similarity_fn=similarity_fn, mesh=mesh)
-    slots = tiles.pad_items(np.arange(len(items)), side)
-    rows = tiles.pad_items(np.arange(len(vectors)), block_size)
-    column_tiles = make_tiles(items, slots, column_groups, side=side, spec=REPLICATED)
-    row_tiles = make_tiles(vectors, rows, row_groups, side=block_size)
-    merge = tiles.on_mesh(mesh, _merge, SHARDED, SHARDED, SHARDED, REPLICATED, REPLICATED)
-    results = []
-    for block_indices in tiles.passes(len(row_tiles)):
-        blocks = [row_tiles[i] for i in block_indices]
-        dtype = blocks[0].vectors.dtype
-        nothing = np.full((block_size, k), -np.inf, dtype), np.zeros((block_size, k), np.int32)
-        best = [tiles.put(nothing, mesh) for _ in blocks]
-        for j in range(len(column_tiles)):
-            previous, columns, start = best, column_tiles[j], np.int32(j * side)
-            best = [merge(*b, x, columns, start) for b, x in zip(best, blocks, strict=True)]
-            jax.block_until_ready(previous)  # the next tile is read while this one is merged
-        results += [[np.asarray(a) for a in b] for b in best]
-    similarities, indices = (
-        np.concatenate(arrays)[: len(vectors)] for arrays in zip(*results, strict=True)
-    )
+    make_tiles = partial(Tiles, center=center, similarity_fn=similarity_fn, side=side, mesh=mesh)
+    rows = make_tiles(vectors, groups=row_groups)
+    columns = make_tiles(items, groups=column_groups, spec=REPLICATED)
+    similarities, indices = (x[: len(vectors)] for x in search(rows, columns, k=k))
     return np.where(np.isneginf(similarities), -1, indices), similarities
+
+
+def search(
+    rows: Tiles, columns: Tiles, *, k: int
+) -> tuple[Float[np.ndarray, "m k"], Int[np.ndarray, "m k"]]:
+    """Returns the k largest similarities of every row, and the first columns that reach them."""
+    mesh, last = rows.mesh, len(columns) - 1
+    kernel, width = (_merge, k) if k > 1 else (_update, columns.side // tiles.SLICES)
+    update_fn = tiles.on_mesh(mesh, kernel, SHARDED, SHARDED, SHARDED, REPLICATED, REPLICATED)
+    reduce_fn = tiles.on_mesh(mesh, _reduce, SHARDED, SHARDED)
+    states: dict[int, Any] = {}
+    shape, results = (rows.side, width), []
+    for b, row_tile, j, column_tile in tiles.sweep(rows, columns, states):
+        if j == 0:
+            nothing = np.full(shape, -np.inf, row_tile.vectors.dtype), np.zeros(shape, np.int32)
+            states[b] = tiles.put(nothing, mesh)
+        start = np.int32(j * columns.side)
+        states[b] = update_fn(*states[b], row_tile, column_tile, start)
+        if j == last:
+            state = states.pop(b)
+            results.append(state if k > 1 else reduce_fn(*state))
+    similarities, indices = (np.concatenate(arrays) for arrays in zip(*results, strict=True))
+    return similarities, indices
 
 
 @jax.jit
@@ -88,6 +95,38 @@ def _merge(
     similarities = jnp.concatenate([best, similarities], axis=1)
     best, order = jax.lax.top_k(similarities, best.shape[1])
     return best, jnp.take_along_axis(jnp.concatenate([indices, columns_of], axis=1), order, axis=1)
+
+
+# As in `ranking`, a tile is folded into slices, because reductions along rows are slow on CPUs.
+
+
+@jax.jit
+def _update(
+    best: Float[Array, "b s"],
+    indices: Int[Array, "b s"],
+    rows: Tile,
+    columns: Tile,
+    start: Int[Array, ""],
+) -> tuple[Float[Array, "b s"], Int[Array, "b s"]]:
+    """Returns the best similarity in each column of the folded tile, and where its slice starts."""
+    x = tiles.negatives(rows, columns)
+    width = x.shape[1] // tiles.SLICES
+    for s, similarities in enumerate(jnp.split(x, tiles.SLICES, axis=1)):
+        is_better = similarities > best
+        best = jnp.where(is_better, similarities, best)
+        indices = jnp.where(is_better, start + s * width, indices)
+    return best, indices
+
+
+@jax.jit
+def _reduce(
+    best: Float[Array, "b s"], indices: Int[Array, "b s"]
+) -> tuple[Float[Array, "b 1"], Int[Array, "b 1"]]:
+    """Returns the best similarity of each row, and the first column that reaches it."""
+    top = jnp.max(best, axis=1, keepdims=True)
+    indices = indices + jnp.arange(indices.shape[1], dtype=indices.dtype)[None]
+    largest = jnp.iinfo(indices.dtype).max
+    return top, jnp.min(jnp.where(best == top, indices, largest), axis=1, keepdims=True)
 
 
 def k_reciprocal(

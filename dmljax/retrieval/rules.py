@@ -52,14 +52,22 @@ def cosine(
     return vectors / jnp.where(norms > 0, norms, 1), jnp.zeros_like(norms[:, 0])
 
 
+def product(
+    vectors: Float[Array, "n d"], center: Float[Array, "d"]
+) -> tuple[Float[Array, "n d"], Float[Array, "n"]]:
+    """Returns the terms of q'g."""
+    del center
+    return vectors, jnp.zeros_like(vectors[:, 0])
+
+
 def mask(rows: Groups, columns: Groups) -> Any:
     """Returns the pairs that a search leaves out: they share a group in some column.
 
     The groups are those of `inputs.exclusion_codes`, in which an item shares a group with itself.
-    All axes but the last are broadcast.
+    All axes but the last are broadcast. Without groups, `[n 0]`, no pair is left out.
     """
     pairs = (rows[..., i] == columns[..., i] for i in range(rows.shape[-1]))
-    return functools.reduce(operator.or_, pairs)
+    return functools.reduce(operator.or_, pairs, False)
 
 
 def may_mask(rows: Groups, columns: Groups) -> bool:

@@ -8,7 +8,7 @@ the numbers are the same as on one device.
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +27,7 @@ SLICES = 16  # a tile is folded into this many slices, so that sums run over who
 # The tiles of a set of vectors up to this size stay on the devices; also up to a quarter of the
 # memory that is free on an accelerator.
 RESIDENT_BYTES = 1 << 30
-BLOCKS_PER_PASS = 8  # blocks of queries that meet a tile of the gallery while it is on the devices
+BLOCKS_PER_PASS = 8  # tiles of rows that meet a tile of columns while it is on the devices
 STRIP_SIZE = 1 << 24  # similarities in memory at once where whole rows are sorted
 
 
@@ -57,12 +57,6 @@ def stoppable(stop_fn: Callable[[], None]) -> Iterator[None]:
 def check_stop() -> None:
     """Calls the `stop_fn` of the surrounding `stoppable`."""
     _stop_fn.get()()
-
-
-def passes(blocks: int) -> Iterator[range]:
-    """Yields the blocks of queries that meet a tile of the gallery while it is on the devices."""
-    for first in range(0, blocks, BLOCKS_PER_PASS):
-        yield range(first, min(first + BLOCKS_PER_PASS, blocks))
 
 
 class Tile(NamedTuple):
@@ -112,11 +106,6 @@ def choose_side(n: int, tile: int) -> int:
     return min(tile, max(SMALLEST, 1 << (n - 1).bit_length()))
 
 
-def pad_items(items: Int[np.ndarray, "n"], side: int) -> Int[np.ndarray, "m"]:
-    """Pads items with -1 to whole tiles."""
-    return np.pad(items, (0, -len(items) % side), constant_values=-1)
-
-
 def choose_mesh(devices: Sequence[jax.Device] | None, *, count: int) -> Mesh | None:
     """Returns a mesh of the devices (None: all of this process), or None for the default device.
 
@@ -155,31 +144,36 @@ class Tiles:
     A tile is put on the devices when it is used, and the devices compute while the host reads the
     next one. A tile stays there only if all tiles together are small (`RESIDENT_BYTES`): the
     vectors may be larger than the memory of the devices and, in a memory-mapped file, than the
-    memory of the host. On a `mesh`, a tile is sharded by rows or, with `spec=REPLICATED`, copied to
-    every device.
+    memory of the host. On a `mesh`, each device has `side` rows of a tile or, with
+    `spec=REPLICATED`, a copy of it. Without `items`, all vectors are taken in their order; without
+    `groups`, no pair is left out.
     """
 
     def __init__(
         self,
         vectors: np.ndarray,
-        items: Int[np.ndarray, "m"],
-        groups: Int[np.ndarray, "n g"],
+        items: Int[np.ndarray, "m"] | None = None,
+        groups: Int[np.ndarray, "n g"] | None = None,
         *,
-        center: Float[np.ndarray, "d"],
-        similarity_fn: SimilarityFn,
         side: int,
+        center: Float[np.ndarray, "d"] | None = None,
+        similarity_fn: SimilarityFn = euclidean,
         mesh: Mesh | None = None,
         spec: PartitionSpec = SHARDED,
     ):
-        self._vectors, self._items, self._groups = vectors, items, groups
-        self.side, self.width, self.mesh, self._spec = side, vectors.shape[1], mesh, spec
-        self._dtype = inputs.compute_dtype(vectors)
+        self.side = side if mesh is None or spec == REPLICATED else side * mesh.size
+        self.width, self.mesh, self._spec = vectors.shape[1], mesh, spec
+        items = np.arange(len(vectors)) if items is None else items
+        self.items = np.pad(items, (0, -len(items) % self.side), constant_values=-1)
+        self._vectors, self._dtype = vectors, inputs.compute_dtype(vectors)
+        self._groups = np.zeros((len(vectors), 0), np.int32) if groups is None else groups
+        center = np.zeros(self.width) if center is None else center
         self._similarity_fn, self._center = similarity_fn, center.astype(self._dtype)
-        size = len(items) * self.width * self._dtype.itemsize
+        size = len(self.items) * self.width * self._dtype.itemsize
         self._resident: dict[int, Tile] | None = {} if size <= _resident_bytes(mesh) else None
 
     def __len__(self) -> int:
-        return len(self._items) // self.side
+        return len(self.items) // self.side
 
     def __getitem__(self, i: int) -> Tile:
         check_stop()
@@ -191,7 +185,7 @@ class Tiles:
 
     def _load(self, i: int) -> Tile:
         """Reads tile `i` and puts it on the devices. The transfer goes on while they compute."""
-        items = self._items[i * self.side : (i + 1) * self.side]
+        items = self.items[i * self.side : (i + 1) * self.side]
         is_item = items >= 0
         items = np.maximum(items, 0)
         vectors = self._vectors[items].astype(self._dtype, copy=False)
@@ -214,24 +208,33 @@ def _make_tile(
     )
 
 
-def plain_tiles(
-    vectors: Float[np.ndarray, "n d"],
-    side: int,
+def sweep(
+    rows: Tiles,
+    columns: Tiles,
+    states: Mapping[int, Any],
     *,
-    mesh: Mesh | None = None,
-    spec: PartitionSpec = SHARDED,
-) -> Tiles:
-    """Returns all vectors in their order, for euclidean distances, without groups."""
-    block = side if mesh is None or spec == REPLICATED else side * mesh.size
-    items = pad_items(np.arange(len(vectors)), block)
-    center = np.zeros(vectors.shape[1])
-    return Tiles(
-        vectors,
-        items,
-        np.zeros((len(vectors), 1), np.int64),
-        center=center,
-        similarity_fn=euclidean,
-        side=block,
-        mesh=mesh,
-        spec=spec,
-    )
+    blocks: Sequence[int] | None = None,
+    is_upper: bool = False,
+    together: int | None = None,
+) -> Iterator[tuple[int, Tile, int, Tile]]:
+    """Yields all pairs of a tile of rows and a tile of columns: `(b, rows[b], j, columns[j])`.
+
+    This is the loop of every search. A tile of columns meets `together` tiles of rows while it is
+    on the devices. The caller stores what it computes for row tile `b` in `states[b]`: the devices
+    may lag behind the host by one tile of columns, which bounds their memory.
+
+    Args:
+        blocks: The row tiles to visit; all by default.
+        is_upper: Whether to skip the pairs with j < b.
+    """
+    blocks = range(len(rows)) if blocks is None else blocks
+    together = together or BLOCKS_PER_PASS
+    for first in range(0, len(blocks), together):
+        indices = blocks[first : first + together]
+        row_tiles = [rows[b] for b in indices]
+        for j in range(indices[0] if is_upper else 0, len(columns)):
+            previous, column_tile = [states.get(b) for b in indices], columns[j]
+            for b, row_tile in zip(indices, row_tiles, strict=True):
+                if j >= b or not is_upper:
+                    yield b, row_tile, j, column_tile
+            jax.block_until_ready(previous)  # the next tile is read while this one is used

@@ -6,6 +6,7 @@ Values are in percent; `printing` and `page` show them.
 import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -254,15 +255,13 @@ def visible(table_rows: Sequence[TableRow], study: Study, score: str) -> str | N
         return None
     n = min(c.difference.n for c in compared)
     deviation = math.sqrt(np.mean([c.difference.deviation**2 for c in compared]))
-    see_fn = metrics.visible_difference
-    of_what = f"sd {_number(deviation)}"
-    if study.test == "paired":
-        see_fn = metrics.visible_paired_difference
-        of_what += " of the paired differences"
-    points = see_fn(deviation, n=n)
+    paired = study.test == "paired"
+    see_fn = partial(metrics.visible_difference, deviation, n=n, paired=paired)
+    of_what = f"sd {_number(deviation)}{' of the paired differences' if paired else ''}"
+    points = see_fn()
     sentence = f"{score}: with n = {n} and {of_what} this study can see {_number(points)} points"
     if len(compared) > 1:
-        first = see_fn(deviation, n=n, comparisons=len(compared))
+        first = see_fn(comparisons=len(compared))
         sentence += f" ({_number(first)} for the first of {len(compared)} rows)"
     return sentence + "."
 

@@ -26,7 +26,8 @@ def test_hubs(kind):
     assert findings.skewness(np.ones(3, int)) == 0  # even counts
 
 
-def test_spectrum():
+def test_spectrum(monkeypatch):
+    monkeypatch.setattr(metrics.spread, "_BLOCK", 7)
     embeddings, _, _ = case("within")
     units = embeddings[~np.isnan(embeddings).any(axis=1)]
     units = units / np.maximum(np.linalg.norm(units, axis=1, keepdims=True), 1e-30)
@@ -41,15 +42,6 @@ def test_spectrum():
         s = singular[mode - 1 :] / singular[mode - 1 :].sum()
         expected = stats.entropy(np.full(len(s), 1 / len(s)), s)
         assert metrics.rho_spectrum(embeddings, mode=mode) == pytest.approx(expected, abs=1e-6)
-
-
-def test_spectrum_in_blocks(monkeypatch):
-    from dmljax.metrics import spread
-
-    embeddings, _, _ = case("within")
-    expected = metrics.spectrum(embeddings)
-    monkeypatch.setattr(spread, "_BLOCK", 7)
-    np.testing.assert_allclose(metrics.spectrum(embeddings), expected, atol=1e-12)
 
 
 def test_collapsed_and_flat_embeddings():

@@ -10,7 +10,7 @@ from dmljax import metrics, retrieval
 
 
 @pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("n, classes", [(60, 25), (300, 3), (300, 70)])
+@pytest.mark.parametrize("n, classes", [(60, 25), (150, 3), (150, 50)])
 def test_retrieval_scores_are_those_of_ranked_lists(n, classes, split):
     rng = np.random.default_rng(n + classes)
     ks = (1, 2, 7, 50)
@@ -23,7 +23,7 @@ def test_retrieval_scores_are_those_of_ranked_lists(n, classes, split):
     by_class = scores.pop("per_class")
     is_scored = ~np.isnan(expected["mAP"])
     assert scores.pop("without_positive") == (~is_scored).sum()
-    assert set(scores) == set(values) == {f"R@{k}" for k in ks} | set(NAMES)
+    assert list(scores) == list(values) == [*(f"R@{k}" for k in ks), *NAMES]
     for name in values:
         value = expected[name]
         np.testing.assert_allclose(values[name], value, atol=1e-12)
@@ -66,10 +66,10 @@ def test_clustering_is_the_mean_over_seeds():
     rng = np.random.default_rng(4)
     y = rng.integers(0, 12, 400)
     x = rng.standard_normal((12, 5))[y] + 0.5 * rng.standard_normal((400, 5))
-    scores = metrics.clustering(x, y, seeds=(3, 4, 5, 6))
-    assignments = [retrieval.kmeans(x, k=12, seed=s).assignment for s in (3, 4, 5, 6)]
+    scores = metrics.clustering(x, y, seeds=(3, 4))
+    assignments = [retrieval.kmeans(x, k=12, seed=s).assignment for s in (3, 4)]
     names = {"NMI": metrics.nmi, "AMI": metrics.ami, "ARI": metrics.ari, "F1": metrics.pairwise_f1}
-    assert set(scores) == {f"{name}{end}" for name in names for end in ("", "_std")}
+    assert list(scores) == [f"{name}{end}" for name in names for end in ("", "_std")]
     for name, score_fn in names.items():
         values = [score_fn(y, assignment) for assignment in assignments]
         np.testing.assert_allclose(
@@ -106,6 +106,11 @@ def spread(ranks, *, scale=1.0):
     return scale * ranks.max(axis=1)
 
 
+def first_of_even_classes(ranks, *, labels):
+    """A metric of a user that sees the labels of its queries."""
+    return np.where(labels % 2 == 0, ranks[:, 0] == 1, 0.0)
+
+
 def test_a_metric_of_a_user_is_one_function():
     x = np.array([0.0, 1.0, 2.1, 3.3, 4.6, 20.0])[:, None]
     y = np.array([0, 1, 0, 0, 1, 2])
@@ -114,6 +119,8 @@ def test_a_metric_of_a_user_is_one_function():
     np.testing.assert_array_equal(values["spread"], [3, 4, 3, 4, 3, np.nan])
     scores = metrics.retrieval(x, y, ks=(1,), metric_fns=fns)
     assert scores == {"R@1": 1 / 5, "spread": 17 / 5, "R@2": 3 / 5, "without_positive": 1}
+    even = metrics.per_query(x, y, ks=(), metric_fns={"even": first_of_even_classes})["even"]
+    np.testing.assert_array_equal(even, [0, 0, 0, 1, 0, np.nan])
     beside = metrics.retrieval(x, y, ks=(1,), metric_fns={**metrics.RANKING_FNS, "spread": spread})
     plain = metrics.retrieval(x, y, ks=(1,))
     assert beside.pop("spread") == 17 / 5 and beside == plain
@@ -138,14 +145,6 @@ def test_a_metric_with_the_wrong_shape_is_named():
         metrics.retrieval(X, Y, ks=(), metric_fns={"bad": lambda ranks: ranks.mean()})
 
 
-def test_scores_come_in_one_order():
-    x, y = np.random.default_rng(7).standard_normal((20, 3)), np.arange(20) % 4
-    names = ["R@1", "R@2", "R@4", "R@8", "P@1", "RP", "MAP@R", "mAP", "MRR", "without_positive"]
-    assert list(metrics.retrieval(x, y)) == names
-    ends = [f"{name}{end}" for name in ("NMI", "AMI", "ARI", "F1") for end in ("", "_std")]
-    assert list(metrics.clustering(x, y)) == ends
-
-
 def test_the_display_name_of_a_metric():
     assert metrics.display_name("recall_at_k", {"k": 10}) == "R@10"
     assert metrics.display_name("pairwise_f1") == "F1"
@@ -154,8 +153,7 @@ def test_the_display_name_of_a_metric():
         metrics.display_name("recall_at_k")
 
 
-@pytest.mark.parametrize("shares", [2, 5])
-def test_shares_of_several_processes_have_the_scores_of_one(shares):
+def test_shares_of_several_processes_have_the_scores_of_one(shares=3):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(90, 3)), rng.integers(0, 40, 90)
     options = {"ks": (1, 4)}
@@ -192,16 +190,5 @@ def test_a_class_average_weighs_small_classes_as_large_ones():
         drawn = np.random.default_rng(0).integers(len(means), size=(50, len(means)))
         np.testing.assert_allclose(draws, np.array(means)[drawn].mean(axis=1), rtol=1e-12)
     assert scores["R@1"] != plain["R@1"] and scores["without_positive"] == plain["without_positive"]
-    with pytest.raises(ValueError, match="average='images' is not known"):
+    with pytest.raises(ValueError, match="average 'images' is not known"):
         metrics.retrieval(x, labels, average="images")
-
-
-def test_a_metric_may_see_the_labels_of_its_queries():
-    def first_of_even_classes(ranks, *, labels):
-        assert len(ranks) == len(labels)
-        return np.where(labels % 2 == 0, ranks[:, 0] == 1, 0.0)
-
-    labels = np.array([4, 4, 7, 7, 9])  # the last one has no positive
-    x = np.array([[0.0], [0.1], [5.0], [5.1], [9.0]])
-    values = metrics.per_query(x, labels, ks=(), metric_fns={"even": first_of_even_classes})
-    np.testing.assert_array_equal(values["even"], [1, 1, 0, 0, np.nan])

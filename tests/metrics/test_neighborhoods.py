@@ -9,8 +9,7 @@ from dmljax.report import findings
 
 
 @every_kind
-@pytest.mark.parametrize("name", ["cosine", "euclidean"])
-@pytest.mark.parametrize("k", [1, 4, 70])
+@pytest.mark.parametrize(("name", "k"), [("cosine", 1), ("euclidean", 4), ("cosine", 70)])
 def test_neighborhoods(kind, name, k):
     embeddings, labels, search = case(kind)
     similarities, is_same, counts = pairs(embeddings, labels, search)
@@ -56,9 +55,6 @@ def test_one_class_has_no_other():
     near = metrics.neighborhoods(np.eye(4), np.zeros(4, int))
     assert (near.other == -1).all() and np.isnan(near.other_similarity).all()
     assert near.positives.tolist() == [3] * 4
-
-
-def test_nothing_readable():
     near = metrics.neighborhoods(np.full((4, 2), np.nan), np.zeros(4, int))
     assert (near.nearest == -1).all() and (near.own == -1).all() and not near.positives.any()
 

@@ -37,7 +37,7 @@ def test_all_public_functions_of_ranks_are_tested():
 
 
 @pytest.mark.parametrize("name", RANKING_FNS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=1, max_size=6))
 def test_scores_are_those_of_ranked_lists(name, lists_of_hits):
     scores = RANKING_FNS[name](_ranks(lists_of_hits))

@@ -9,7 +9,7 @@ from item_cases import case, every_kind, pairs
 from dmljax import metrics
 from dmljax.report import findings
 
-CLASSES, IMAGES, D = 163, 16, 64  # the test split of configs/glyphs.py
+CLASSES, IMAGES, D = 100, 12, 48
 
 
 def _made_up(seed):
@@ -39,10 +39,10 @@ def _precision_and_recall(items, planted):
 def test_clean_labels_are_quiet():
     (items, refusal), recall = _suspects(*_made_up(0))
     assert 0.7 < recall < 0.97
-    assert refusal == "" and len(items) <= 5  # of 2,608
+    assert refusal == "" and len(items) <= 3  # of 1,200
 
 
-@pytest.mark.parametrize("share", [0.01, 0.03, 0.09])
+@pytest.mark.parametrize("share", [0.03, 0.09])
 def test_planted_faults_are_found(share):
     """The table of the rule's measurement: precision 0.95, recall 0.7 to 0.8 on glyphs.
 
@@ -67,7 +67,7 @@ def test_planted_faults_are_found(share):
 def test_swaps_between_look_alikes_are_mostly_not_found():
     embeddings, labels = _made_up(3)
     near = metrics.neighborhoods(embeddings, labels)
-    planted = np.random.default_rng(4).choice(len(labels), 26, replace=False)
+    planted = np.random.default_rng(4).choice(len(labels), 12, replace=False)
     swapped = labels.copy()
     swapped[planted] = labels[near.other[planted]]
     (items, _), _ = _suspects(embeddings, swapped)
@@ -108,6 +108,7 @@ def test_the_rule_against_loops(kind):
 @pytest.mark.parametrize("dimension", [2, 3])
 def test_flat_embeddings_are_refused(dimension):
     embeddings, labels = _made_up(0)
+    embeddings, labels = embeddings[:240], labels[:240]
     (items, refusal), _ = _suspects(embeddings, labels, dimension=dimension)
     assert not len(items) and f"embeddings of {dimension} dim" in refusal
 

@@ -21,8 +21,7 @@ def points(seed, *shape):
     return np.random.default_rng(seed).normal(size=shape)
 
 
-@pytest.mark.parametrize("p", [1, 2, 3])
-@pytest.mark.parametrize("power", [1, 2])
+@pytest.mark.parametrize(("p", "power"), [(1, 2), (2, 1), (2, 2), (3, 1)])
 def test_euclidean_equals_its_formula_with_a_finite_gradient(p, power):
     x, y = points(0, 5, 4), points(1, 7, 4)
     y[2] = x[3]
@@ -41,7 +40,7 @@ def test_euclidean_equals_its_formula_with_a_finite_gradient(p, power):
     hnp.arrays(np.float32, (6, 3), elements=st.floats(-100, 100, width=32)),
     st.sampled_from([1.0, 1e-3, 1e-6]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_squared_euclidean_is_exact_for_near_pairs(x, spread):
     x[3:] = x[:3] + np.float32(spread) * x[3:] / 100
     wide = x.astype(np.float64)
@@ -72,7 +71,7 @@ def test_cosine_dot_and_snr_equal_their_formulas():
         np.testing.assert_allclose(ops.snr(x, y), expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize("scale", [1e-35, 1e-20, 1.0, 1e20, 1e35])
+@pytest.mark.parametrize("scale", [1e-35, 1.0, 1e35])
 def test_normalize_neither_under_nor_overflows(scale):
     x = np.array([[3.0, 4.0], [0.0, 0.0]], np.float32) * np.float32(scale)
     actual, pull = jax.vjp(ops.normalize, jnp.asarray(x))
@@ -219,7 +218,7 @@ def test_loops_outside_of_jit_are_shared_only_by_functions_that_compute_the_same
         totals.append(ops.sum_over_true(lambda column, valid: scale[0] * valid, mask).tolist())
     assert totals == [[1.0] * 3, [2.0] * 3]
     x, y = np.eye(4, dtype=np.float32) + 0.1, np.array([0, 0, 1, 1])
-    for margin in (0.1, 0.2, 1, 1.0, True):
+    for margin in (0.1, 1, 1.0):
         for reduce_fn in (ops.mean, ops.sum):
             loss_fn = functools.partial(losses.triplet, margin=margin, reduce_fn=reduce_fn)
             np.testing.assert_allclose(loss_fn(x, y), jax.jit(loss_fn)(x, y), rtol=1e-6)

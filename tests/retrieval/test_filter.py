@@ -1,7 +1,5 @@
 """Ranks with a filter in bfloat16 are those of float32, bit for bit."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,61 +19,56 @@ def _data(n=900, d=24, spread=0.6, rng=RNG):
     return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32), labels
 
 
-def _counted(monkeypatch):
-    """Counts the pairs that the filter has left open."""
-    totals, original = [], filtering._screen
-
-    def screen(*arguments):
-        result = original(*arguments)
-        totals.append(int(result[2].sum()))
-        return result
-
-    monkeypatch.setattr(filtering, "_screen", screen)
-    return totals
-
-
 @pytest.mark.parametrize(("similarity", "split"), [("euclidean", False), ("cosine", True)])
-def test_close_comparisons_are_decided_in_float32(similarity, split, monkeypatch):
-    x, y = _data()
-    keywords = {"gallery": x[200:], "gallery_labels": y[200:]} if split else {}
-    keywords |= {"similarity_fn": getattr(retrieval, similarity), "tile": 256}
-    keywords |= {"devices": jax.devices()[:1]}
-    queries = (x[:200], y[:200]) if split else (x, y)
-    totals = _counted(monkeypatch)
-    found = all_ranks(*queries, **keywords, filter_dtype=jnp.bfloat16)
-    gallery, labels = (x[200:], y[200:]) if split else (x, y)
-    # The filter decides nearly all, and leaves some.
-    assert 0 < sum(totals) < len(queries[0]) * len(gallery) / 1000
-    exact = all_similarities(queries[0], gallery, similarity)
-    expected = naive_ranks(exact, queries[1], labels, within=not split)
-    assert found == expected  # in float64: no two of these similarities are closer than float32
+def test_close_comparisons_are_decided_in_float32(similarity, split):
+    x, y = _data(500)
+    (queries, labels), (gallery, gallery_labels) = (x, y), (x, y)
+    keywords = {"similarity_fn": getattr(retrieval, similarity), "tile": 256}
+    if split:
+        (queries, gallery), (labels, gallery_labels) = np.split(x, [100]), np.split(y, [100])
+        keywords |= {"gallery": gallery, "gallery_labels": gallery_labels}
+    keywords |= {"devices": jax.devices()[:1], "filter_dtype": jnp.bfloat16}
+    exact = all_similarities(queries, gallery, similarity)
+    expected = naive_ranks(exact, labels, gallery_labels, within=not split)
+    # In float64: no two of these similarities are closer than float32.
+    assert all_ranks(queries, labels, **keywords) == expected
+
+
+def test_the_filter_decides_nearly_all_comparisons():
+    x, _ = _data(256)
+    tile = tiles.Tiles(x, groups=np.arange(256)[:, None], side=256)[0]
+    exact = all_similarities(x, x)
+    thresholds = np.sort(exact, axis=1)[:, [250, 240, 100]].astype(np.float32)
+    ahead, is_open = filtering._screen(jnp.asarray(thresholds), tile, tile)
+    assert 0 < is_open.sum() < 0.03 * is_open.size
+    assert (is_open.sum(axis=1) > 0).mean() > 0.9  # the item that is the threshold
+    exact[np.eye(256, dtype=bool) | np.asarray(is_open)] = -np.inf  # an item is its own group
+    expected = [(exact >= t[:, None]).sum(axis=1) for t in thresholds.T]
+    np.testing.assert_array_equal(ahead.T, expected)
 
 
 @pytest.mark.parametrize("devices", [1, 3])
-def test_ties_stay_ties(devices, monkeypatch):
+def test_ties_stay_ties(devices):
     """Whole numbers, whose products are exact: bitwise the ranks without a filter."""
-    monkeypatch.setattr(filtering, "_PAIRS", 512)  # of many open pairs, a round takes 768
-    x, y = lattice(RNG, 520, d=5, top=4), RNG.integers(0, 110, 520)
-    groups = RNG.integers(-1, 40, 520)
-    forms = ({}, {"groups": groups}, {"share": (1, 3)})
-    for keywords in forms if devices == 1 else forms[1:]:
-        options = keywords | {"tile": 256, "devices": jax.devices()[:devices]}
+    x, y = lattice(RNG, 400, d=5, top=4), RNG.integers(0, 85, 400)
+    forms = {1: ({}, {"groups": RNG.integers(-1, 40, 400)}), 3: ({"share": (1, 2)},)}
+    for keywords in forms[devices]:
+        options = keywords | {"tile": 128, "devices": jax.devices()[:devices]}
         plain = all_ranks(x, y, **options)
         assert all_ranks(x, y, **options, filter_dtype=jnp.bfloat16) == plain and plain
     # Bits below those of bfloat16 decide all comparisons.
     fine = (1 + np.arange(400) / 1024).astype(np.float32)[:, None]
-    labels = np.arange(400) % 90
-    plain = all_ranks(fine, labels, tile=256)
-    assert all_ranks(fine, labels, tile=256, filter_dtype=jnp.bfloat16) == plain
+    options = {"tile": 128, "devices": jax.devices()[:devices]}
+    plain = all_ranks(fine, np.arange(400) % 90, **options)
+    assert all_ranks(fine, np.arange(400) % 90, **options, filter_dtype=jnp.bfloat16) == plain
 
 
-def test_more_open_pairs_than_one_pass_takes(monkeypatch):
+def test_more_open_pairs_than_one_round_takes():
     """All vectors are equal: every pair is open, and every negative is ahead."""
-    x, y = np.ones((600, 3), np.float32), np.arange(600) // 3
-    totals = _counted(monkeypatch)
-    found = all_ranks(x, y, tile=256, filter_dtype=jnp.bfloat16)
-    assert max(totals) > 2 * filtering._PAIRS
-    assert all(ranks == [598, 599] for ranks in found.values()) and len(found) == 600
+    x, y = np.ones((240, 3), np.float32), np.arange(240) // 3
+    assert 4 * filtering._PAIRS < 240**2
+    ranks = all_ranks(x, y, tile=256, filter_dtype=jnp.bfloat16)
+    assert list(ranks.values()) == [[238, 239]] * 240
 
 
 def test_a_single_pair():
@@ -84,40 +77,13 @@ def test_a_single_pair():
     assert all_ranks(*query, **gallery, filter_dtype=jnp.bfloat16) == {0: [2]}
 
 
-@functools.cache
-def _ranked():
-    """Thirteen tiles of data, and the ranks of a naive loop, which takes long."""
-    x, y = _data(1600, rng=np.random.default_rng(1))
-    return x, y, naive_ranks(all_similarities(x, x, "euclidean"), y, y, within=True)
-
-
-@pytest.mark.parametrize("devices", [1, 8])
-def test_one_program_compares_with_several_tiles(devices, monkeypatch):
-    x, y, expected = _ranked()
-    totals = _counted(monkeypatch) if devices == 1 else []
-    options = {"tile": 128, "devices": jax.devices()[:devices]}
-    found = all_ranks(x, y, **options, filter_dtype=jnp.bfloat16)
-    assert found == expected
-    assert devices > 1 or len(totals) == 13 * 2  # 7 and 6 of 13 tiles, for each of 13 blocks
-
-
-def test_a_program_compares_with_fewer_tiles_if_they_are_large(monkeypatch):
-    """So that the pairs that it leaves open take no more memory."""
-    x, y, expected = _ranked()
-    totals = _counted(monkeypatch)
-    monkeypatch.setattr(filtering, "_SIMILARITIES", 3 * 128**2)
-    options = {"tile": 128, "devices": jax.devices()[:1]}
-    assert all_ranks(x, y, **options, filter_dtype=jnp.bfloat16) == expected
-    assert len(totals) == 13 * 5  # four times three of 13 tiles, and one
-
-
 @pytest.mark.parametrize("d", [1, 40])  # errors of one product do not cancel
 @pytest.mark.parametrize("scale", [1e-18, 1.0, 1e15])
 def test_bounds_hold(scale, d):
     x = (scale * RNG.normal(size=(256, d))).astype(np.float32)
     x[:20] *= 1e-3
     x[20:30] = scale * (1 + 2**-8 - 2**-17 - 2**-23)  # nearly the largest errors, of one sign
-    rows = tiles.plain_tiles(x, 256)[0]
+    rows = tiles.Tiles(x, side=256)[0]
     exact = all_similarities(x, x)
     results = filtering._approximate(filtering._terms(rows.vectors)[0], rows, rows)
     similarities, radius = (np.asarray(x, np.float64) for x in results)
@@ -155,11 +121,14 @@ def test_a_device_that_is_less_precise_has_no_filter(monkeypatch):
 
 def test_accelerators_use_the_filter_and_larger_tiles(monkeypatch, unchecked):
     x, y = _data(300)
-    totals = _counted(monkeypatch)
-    expected = all_ranks(x, y)
-    assert not totals  # a CPU
+    calls, original = [], filtering.count_rows
+    watched = lambda *arrays: calls.append(None) or original(*arrays)  # noqa: E731
+    monkeypatch.setattr(filtering, "count_rows", watched)
+    options = {"devices": jax.devices()[:1]}
+    expected = all_ranks(x, y, **options)
+    assert not calls  # a CPU
     monkeypatch.setattr(tiles, "on_accelerator", lambda devices: True)
-    assert all_ranks(x, y) == expected and totals
+    assert all_ranks(x, y, **options) == expected and calls
     assert tiles.choose_tile(None, None) == 4096 and tiles.choose_tile(256, None) == 256
     with jax.enable_x64(True), pytest.raises(ValueError, match="for embeddings of float32"):
         all_ranks(x.astype(np.float64), y, filter_dtype=jnp.bfloat16)

@@ -8,8 +8,7 @@ from dmljax import retrieval
 from dmljax.retrieval import ranking, tiles
 
 
-@pytest.mark.parametrize("name", ["euclidean", "cosine"])
-@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize(("name", "split"), [("euclidean", False), ("cosine", True)])
 @pytest.mark.parametrize("sorted_from", [64, 3, 1])
 def test_ranks_with_groups_are_those_of_a_loop(split, name, sorted_from, monkeypatch):
     """By counting, by sorting, and by both: of some queries each."""

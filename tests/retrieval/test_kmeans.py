@@ -25,12 +25,14 @@ def _assert_is_stable(x, clusters, k):
     np.testing.assert_allclose(clusters.inertia, to_center.sum(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("n, k", [(300, 1), (300, 7), (500, 200), (140, 139), (64, 64)])
+@pytest.mark.parametrize("n, k", [(300, 1), (300, 40), (140, 139)])
 def test_kmeans_ends_when_no_point_moves(n, k):
     x = np.random.default_rng(n).standard_normal((n, 5)).astype(np.float32)
     result = retrieval.kmeans(x, k=k, seed=1, tile=128)
     assert np.bincount(result.assignment, minlength=k).min() > 0
     _assert_is_stable(x, result, k)
+    other = retrieval.kmeans(x, k=k, seed=2, tile=128).assignment
+    assert k == 1 or (result.assignment != other).any()
 
 
 def test_kmeans_skips_only_distances_that_cannot_change():
@@ -54,7 +56,7 @@ def test_kmeans_skips_only_distances_that_cannot_change():
         np.testing.assert_array_equal(result.assignment, assignment)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_of_equally_near_centers_the_first_counts_whether_it_moved_or_not(seed):
     rng = np.random.default_rng(seed)
     points, centers, new = (lattice(rng, n, d=2, top=4) for n in (90, 12, 12))
@@ -69,12 +71,6 @@ def test_of_equally_near_centers_the_first_counts_whether_it_moved_or_not(seed):
     np.testing.assert_array_equal(similarities, exact.max(axis=1) + (points**2).sum(axis=1) / 2)
 
 
-def test_the_seed_determines_the_clusters():
-    x = np.random.default_rng(10).standard_normal((300, 8)).astype(np.float32)
-    first, again, other = (retrieval.kmeans(x, k=30, seed=s).assignment for s in (0, 0, 1))
-    assert (first == again).all() and (first != other).any()
-
-
 def test_starts_drawn_in_batches_have_the_distribution_of_one_by_one():
     # Eight places on a line: how often each is among five starts, against a plain loop.
     x = np.array([0, 1, 2, 4, 7, 11, 16, 22], np.float32)[:, None]
@@ -87,7 +83,7 @@ def test_starts_drawn_in_batches_have_the_distribution_of_one_by_one():
             chosen.append(rng.choice(8, p=p / p.sum()))
         return chosen
 
-    draws = 500
+    draws = 200
     batched, one_by_one = np.zeros(8), np.zeros(8)
     for seed in range(draws):
         batched[points.draw(5, np.random.default_rng(seed))] += 1
@@ -204,11 +200,10 @@ def test_a_tolerance_ends_the_iterations_where_scikit_learn_ends():
         np.testing.assert_array_equal(ours.assignment, reference.labels_)
 
 
-@pytest.mark.parametrize("options", [{}, {"trials": 3, "tolerance": 1e-4}])
-def test_hosts_that_share_the_points_find_the_clusters_of_one_host(options, hosts=3):
+def test_hosts_that_share_the_points_find_the_clusters_of_one_host(hosts=3):
     """Threads stand for hosts, and add their arrays as `train.hosts.summed` does."""
-    x = np.random.default_rng(13).standard_normal((700, 6)).astype(np.float32)
-    one = retrieval.kmeans(x, k=60, seed=3, tile=128, **options)
+    x = np.random.default_rng(13).standard_normal((400, 6)).astype(np.float32)
+    one = retrieval.kmeans(x, k=40, seed=3, tile=128)
     barrier, arrays, filled = threading.Barrier(hosts), {}, []
 
     def host(i):
@@ -221,7 +216,7 @@ def test_hosts_that_share_the_points_find_the_clusters_of_one_host(options, host
             return total
 
         share = {"share": (i, hosts), "sum_fn": sum_fn}
-        return retrieval.kmeans(x, k=60, seed=3, tile=128, **share, **options)
+        return retrieval.kmeans(x, k=40, seed=3, tile=128, **share)
 
     with concurrent.futures.ThreadPoolExecutor(hosts) as pool:
         results = list(pool.map(host, range(hosts)))

@@ -20,8 +20,7 @@ def _scores(x, y, count, **keywords):
     return scores, near
 
 
-@pytest.mark.parametrize("devices", [2, 3, 8])
-@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize(("split", "devices"), [(False, 3), (True, 8)])
 def test_a_search_is_the_same_on_any_number_of_devices(split, devices, monkeypatch):
     # Ties, classes of one image, small classes, and one class so large that its rows are sorted.
     x = RNG.integers(0, 4, (1100, 6)).astype(np.float32)
@@ -44,14 +43,13 @@ def test_a_search_is_the_same_on_any_number_of_devices(split, devices, monkeypat
 
 def test_clusters_are_the_same_on_any_number_of_devices():
     x, y = RNG.normal(size=(1000, 4)).astype(np.float32), RNG.integers(0, 60, 1000)
-    one, many, all_devices = (
-        metrics.clustering(x, y, seeds=(0, 1), tile=128, devices=jax.devices()[:n])
-        for n in (1, 3, 8)
+    one, many = (
+        metrics.clustering(x, y, seeds=(0,), tile=128, devices=jax.devices()[:n]) for n in (1, 3)
     )
-    assert one == many == all_devices and 0 < one["NMI"] < 1
+    assert one == many and 0 < one["NMI"] < 1
 
 
-@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.parametrize("devices", [1, 3])
 def test_a_gallery_beyond_the_devices_memory_is_streamed(devices, monkeypatch, tmp_path):
     # 19 dimensions: other tests leave no arrays of so many behind.
     x = RNG.normal(size=(1500, 19)).astype(np.float32)
@@ -95,10 +93,10 @@ def test_a_gallery_may_take_a_quarter_of_the_free_memory(monkeypatch):
     size = 5 * 128 * 19 * 4  # of 600 rows, in whole tiles
     for free, is_resident in ((4 * size - 4, False), (4 * size, True)):
         monkeypatch.setattr(tiles, "free_bytes", lambda _, free=free: free)
-        gallery = tiles.plain_tiles(np.zeros((600, 19), np.float32), 128)
+        gallery = tiles.Tiles(np.zeros((600, 19), np.float32), side=128)
         assert (gallery[0] is gallery[0]) == is_resident
     with jax.enable_x64(True):  # twice as many bytes
-        assert (gallery := tiles.plain_tiles(np.zeros((600, 19)), 128))[0] is not gallery[0]
+        assert (gallery := tiles.Tiles(np.zeros((600, 19)), side=128))[0] is not gallery[0]
 
 
 def test_devices_share_a_search_in_which_each_has_a_tile():

@@ -26,8 +26,8 @@ X, Y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])
         (lambda: all_ranks(X * 1j, Y), "complex128: give real"),
         (lambda: all_ranks(X, Y[:5]), r"labels are int64 of shape \(5,\): .* of the 6 embeddings"),
         (lambda: all_ranks(X, Y.astype(np.float32)), "labels are float32.*give integers"),
-        (lambda: all_ranks(X, Y, gallery=X), "give both, or neither"),
-        (lambda: all_ranks(X, Y, gallery_labels=Y), "give both, or neither"),
+        (lambda: all_ranks(X, Y, gallery=X), "give both, or only labels"),
+        (lambda: all_ranks(X, Y, gallery_labels=Y), "give both, or only labels"),
         (
             lambda: all_ranks(X, Y, gallery=X[:, :3], gallery_labels=Y),
             "6 dimensions.*gallery has 3",

@@ -87,10 +87,10 @@ def test_differences_are_those_of_the_declared_test(tmp_path):
     # "with n = 5 and sd ... this study can see ... points", from the measured deviations.
     deviations = [np.std(np.subtract(x, A), ddof=1) for x in (B, C)]
     sd = float(np.sqrt(np.mean(np.square(deviations))))
-    points = metrics.visible_paired_difference(sd, n=5)
+    points = metrics.visible_difference(sd, n=5, paired=True)
     sentence = f"with n = 5 and sd {sd:.1f} of the paired differences this study can see"
     assert f"{sentence} {points:.1f} points" in text
-    first = metrics.visible_paired_difference(sd, n=5, comparisons=2)
+    first = metrics.visible_difference(sd, n=5, paired=True, comparisons=2)
     assert f"({first:.1f} for the first of 2 rows)" in text
     uneven = _table(tmp_path, {"a": A, "b": B[:4], "c": C}, **COMPARED)
     assert "with n = 4 and sd" in printing.as_markdown(uneven)
