@@ -140,26 +140,18 @@ def bootstrap_means(
         raise ValueError(f"samples={samples} must be at least 1, such as 1000")
     check_average(over, has_labels=groups is not None)
     values = np.asarray(values, np.float64)
+    codes = np.arange(len(values)) if groups is None else np.asarray(groups)
+    if codes.shape != values.shape:
+        raise ValueError(f"groups have shape {codes.shape}, but values have {values.shape}")
     is_value = ~np.isnan(values)
-    rng = np.random.default_rng(seed)
-    if groups is None:
-        values = values[is_value]
-        if not len(values):
-            return np.zeros(0)
-        draws = (rng.integers(len(values), size=len(values)) for _ in range(samples))
-        return np.array([values[rows].mean() for rows in draws])
-    groups = np.asarray(groups)
-    if groups.shape != values.shape:
-        raise ValueError(f"groups have shape {groups.shape}, but values have {values.shape}")
-    _, codes = np.unique(groups[is_value], return_inverse=True)
+    _, codes = np.unique(codes[is_value], return_inverse=True)
     sizes = np.bincount(codes)
-    if len(sizes) < FEWEST_CLASSES:
+    if len(sizes) < (1 if groups is None else FEWEST_CLASSES):
         return np.zeros(0)
     sums: np.ndarray = np.bincount(codes, values[is_value])
     if over == "classes":
         sums, sizes = sums / sizes, np.ones_like(sizes)
-    chunk = max(1, _CHUNK // len(sizes))
-    means = []
+    rng, chunk, means = np.random.default_rng(seed), max(1, _CHUNK // len(sizes)), []
     for first in range(0, samples, chunk):
         shape = min(chunk, samples - first), len(sizes)
         drawn = rng.integers(len(sizes), size=shape)

@@ -181,7 +181,8 @@ class _Queries(NamedTuple):
     slot_groups: Int[np.ndarray, "m g"]  # the groups of all slots
 
     def rows(self, index: slice | np.ndarray) -> "_Queries":
-        return self._make([*(array[index] for array in self[:-1]), self.slot_groups])
+        items, starts, sizes, groups, positives = (array[index] for array in self[:-1])
+        return _Queries(items, starts, sizes, groups, positives, self.slot_groups)
 
     def keep(self, where: Bool[np.ndarray, "n"]) -> "_Queries":
         """Returns the same rows, in which the other queries have no positives."""
@@ -408,7 +409,8 @@ def _sort_ranks(
 
 def _sort(block: _Queries, strip: Float[np.ndarray, "b m"]) -> Ranks:
     """Returns the ranks by similarities of queries to slots, which it overwrites, in threads."""
-    counts = np.zeros((len(block.items), block.positives.max()), np.int64)
+    strip = strip[: len(block.items)]  # without padding
+    counts = np.zeros((len(strip), block.positives.max()), np.int64)
 
     def sort_rows(start: int) -> None:
         rows = slice(start, start + height)
@@ -416,16 +418,16 @@ def _sort(block: _Queries, strip: Float[np.ndarray, "b m"]) -> Ranks:
         similarities[mask(part.groups[:, None], part.slot_groups)] = -np.inf
         best_first = []
         for row, first, size, count in zip(
-            similarities, part.starts, part.sizes, part.positives, strict=False
+            similarities, part.starts, part.sizes, part.positives, strict=True
         ):
             best_first.append(np.sort(row[first : first + size])[::-1][:count])
             row[first : first + size] = -np.inf
         similarities.sort(axis=1)
-        for row, positives, ahead in zip(similarities, best_first, counts[rows], strict=False):
+        for row, positives, ahead in zip(similarities, best_first, counts[rows], strict=True):
             ahead[: len(positives)] = count_ahead(row, positives)
 
     cores = machine.core_count()
-    height = -(-len(block.items) // cores)
+    height = -(-len(strip) // cores)
     with concurrent.futures.ThreadPoolExecutor(cores) as pool:
-        list(pool.map(sort_rows, range(0, len(block.items), height)))
+        list(pool.map(sort_rows, range(0, len(strip), height)))
     return block.ranks(counts)

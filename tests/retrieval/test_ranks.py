@@ -16,24 +16,19 @@ from dmljax.retrieval import ranking, tiles
 
 
 @pytest.mark.parametrize("n, classes", [(2, 1), (40, 5), (128, 60), (300, 2), (700, 70)])
-def test_ranks_within_one_set_are_those_of_the_loop(n, classes):
+@pytest.mark.parametrize("queries", [None, 30, 260])
+def test_ranks_are_those_of_the_loop(n, classes, queries):
     rng = np.random.default_rng(n)
-    x, y = lattice(rng, n), rng.integers(0, classes, n)
-    expected = naive_ranks(all_similarities(x, x), y, y, within=True)
-    assert all_ranks(x, y, tile=128) == expected
-    assert all_ranks(x, y) == expected
+    g, z = lattice(rng, n), rng.integers(0, classes, n)
+    x, y, gallery = g, z, {}
+    if queries is not None:
+        x, y = lattice(rng, queries), rng.integers(0, classes + 1, queries)
+        gallery = {"gallery": g, "gallery_labels": z}
+    expected = naive_ranks(all_similarities(x, g), y, z, within=queries is None)
+    assert all_ranks(x, y, **gallery, tile=128) == expected
 
 
-@pytest.mark.parametrize("q, n, classes", [(30, 200, 7), (300, 90, 3), (1, 500, 2), (260, 260, 90)])
-def test_ranks_in_a_gallery_are_those_of_the_loop(q, n, classes):
-    rng = np.random.default_rng(q)
-    x, y = lattice(rng, q), rng.integers(0, classes, q)
-    g, z = lattice(rng, n), rng.integers(1, classes + 1, n)
-    expected = naive_ranks(all_similarities(x, g), y, z, within=False)
-    assert all_ranks(x, y, gallery=g, gallery_labels=z, tile=128) == expected
-
-
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 4), st.integers(0, 9), st.booleans())
 def test_ranks_with_ties_are_those_of_the_loop(n, classes, top, seed, split):
     rng = np.random.default_rng(seed)
