@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dmljax import recipes
-from dmljax.config import fields, registry
+from dmljax.config import fields
 from dmljax.config import files as config_files
 from dmljax.config.build import build
 from dmljax.runs import training
@@ -147,7 +147,7 @@ def test_a_config_builds_with_every_argument_of_its_docstring(file, root_of):
     for argument in arguments_by_config.values():
         config = _small(file, argument, root_of)
         if argument is not None and file.stem in ALIKE:  # another config is built with it
-            registry.options_of(fields.complete(config))
+            fields.options_of(fields.complete(config))
             continue
         run = build(config)
         assert run.steps == 2 and jax.tree.leaves(run.shapes.params)

@@ -84,7 +84,7 @@ def test_a_field_with_a_help_is_a_flag():
         (["train", "--config=glyphs", "--workdir="], "--workdir= is empty: name the folder"),
         (
             ["train", "--config=glyphs", "--config.steps=1e9999"],
-            "or a name, not inf",
+            "or a string, got inf",
         ),
         (["study"], "study needs a verb and a file: dmljax study run"),
         (["study", "run", "a.py", "--workdir="], "--workdir= is empty: name the folder"),

@@ -14,7 +14,7 @@ import numpy as np
 from dmljax import metrics
 from dmljax.bundle.files import Manifest, Rates, Threshold
 from dmljax.config import method
-from dmljax.config.fields import PATHS, named
+from dmljax.config.fields import PATHS
 from dmljax.data.splits import Split
 from dmljax.files.result import Result
 from dmljax.files.writing import finite
@@ -64,8 +64,8 @@ def text(
         "metric_lines": "\n".join(f"- {json.dumps(x)}" for x in main) or "- recall",
         "data_set": _data_set(run),
         "kind": SIMILARITIES[manifest.output.similarity].sentence,
-        "method": named(run.config["method"])["name"],
-        "loss": named(run.config["loss"])["name"],
+        "method": run.config["method"]["name"],
+        "loss": run.config["loss"]["name"],
         "split_table": _table("split | images | classes", splits),
         "overlap": f"{overlap:,} of the {len(run.test.names):,} test classes are training classes",
         "data_digest": f" SHA-256 of its manifest: `{digest}`." if digest else "",
@@ -171,7 +171,7 @@ def _pretraining(weights: str | None) -> str:
 
 def _data_set(run: Run) -> str:
     """Returns the name of the data set, with the last part of its path."""
-    spec = named(run.config["dataset"])
+    spec = run.config["dataset"]
     paths = [pathlib.PurePath(spec[key]).name for key in PATHS["dataset"] if spec.get(key)]
     return " ".join([spec["name"], *paths[:1]])
 

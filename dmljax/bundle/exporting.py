@@ -14,7 +14,6 @@ from safetensors.numpy import save as save_tensors
 import dmljax
 from dmljax import vectors
 from dmljax.bundle import card, files, loading, models, parity, preprocessing, programs
-from dmljax.config.fields import named
 from dmljax.data.records import Reader
 from dmljax.data.splits import Split, images_of, subset
 from dmljax.files import locks, reading
@@ -225,7 +224,7 @@ def describe(
 ) -> files.Manifest:
     """Returns the manifest of a model that has these `embeddings [n d]` of some images."""
     unit = bool(np.allclose(np.linalg.norm(embeddings, axis=1), 1, atol=vectors.UNIT_TOLERANCE))
-    net, method = named(config["net"]), named(config["method"])
+    net, method = config["net"], config["method"]
     precision = str(net.get("dtype") or method.get("dtype") or "float32")
     today = datetime.datetime.now(datetime.UTC).date()
     similarity = next(x.name for x in SIMILARITIES.values() if x.needs_unit == unit)

@@ -22,7 +22,6 @@ from jax.interpreters import partial_eval
 
 from dmljax.adapt import path_of
 from dmljax.bundle import files
-from dmljax.config import fields
 from dmljax.files import reading
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -123,7 +122,7 @@ def at_size(
 
     Then no program resizes them at every call. Models without learned positions stay as they are.
     """
-    from dmljax.config.registry import options_of
+    from dmljax.config.fields import options_of
     from dmljax.nets import positions
 
     net = options_of(config, ("net",)).net.function()
@@ -131,7 +130,7 @@ def at_size(
     new, variables = positions.at_size(net, variables, (height, width))
     if new is not net:
         image_size = np.array(new.image_size).tolist()  # as JSON has it
-        config = {**config, "net": {**fields.named(config["net"]), "image_size": image_size}}
+        config = {**config, "net": {**config["net"], "image_size": image_size}}
     shapes, arrays = model_of(config, image_shape, classes=classes), flat(variables)
     tensors = {path: np.ascontiguousarray(arrays[path]) for path in shapes.tensors}
     return config, shapes._replace(tensors=tensors)

@@ -7,22 +7,15 @@ from typing import Any
 import jax
 
 from dmljax.config import fields, method, scores
-from dmljax.config.data import data_of
-from dmljax.config.registry import options_of
-from dmljax.config.timing import optimizer_of, timing_of
-from dmljax.data import batches
+from dmljax.config.data import data_of, inputs_of, timing_of
+from dmljax.config.fields import options_of
+from dmljax.config.optimizer import optimizer_of
 from dmljax.data import digest as data_digests
-from dmljax.data.features import transforms_of
-from dmljax.data.records import Reader
-from dmljax.data.splits import images_of
 from dmljax.methods import assemble
 from dmljax.methods.base import Inspect, Method
 from dmljax.train import attention_choice, devices, initial_state, start
-from dmljax.train.evaluation import MEAN
-from dmljax.train.options import Cached
 from dmljax.train.run import Run
-from dmljax.train.step import TrainState, check_chunks, init_state
-from dmljax.weights import file_digest
+from dmljax.train.step import check_chunks, init_state
 
 
 def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
@@ -31,32 +24,18 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
     `described` devices (`runs.dry_run`) take the place of this machine's devices. Their programs
     can be compiled, but not run.
     """
-    config = fields.complete(config)
     options = options_of(config)
-    backbone, normalization = method.backbone_of(options)
+    origin = start.find_if_any(options.start)
+    backbone, normalization = method.backbone_of(options, origin)
     cache = backbone.cache
     data, epoch_labels = data_of(options, None if cache is None else cache.split)
     timing, epoch_end = timing_of(options, data.train.labels, epoch_labels)
 
-    # How images are prepared, and their shapes; cached features are as images.
-    reader, skip = Reader(images_of(data.train), cache=False), options.unreadable == "skip"
-    transform_fn = method.transform_of(options.transform)
-    eval_transform_fn = method.transform_of(options.eval_transform)
-    image_shape, eval_image_shape = (
-        batches.image_shape(reader, fn, skip=skip) for fn in (transform_fn, eval_transform_fn)
-    )
-    normalize_fn: Callable = normalization.function
-    if isinstance(options.features, Cached):
-        transform_fn, eval_transform_fn = transforms_of(
-            transform_fn, eval_transform_fn, options.features.views
-        )
-        normalize_fn = functools.partial(_normalized_images, normalize_fn)
+    inputs = inputs_of(options, data.train, normalization)
+    image_shapes = inputs["image_shape"], inputs["eval_image_shape"]
 
-    def example(shape: tuple[int, ...] = image_shape) -> jax.Array:
-        return normalize_fn(jax.numpy.zeros((2, *shape), jax.numpy.uint8))
-
-    def eval_example() -> jax.Array:
-        return example(eval_image_shape)
+    def example(shape: tuple[int, ...] = image_shapes[0]) -> jax.Array:
+        return inputs["normalize_fn"](jax.numpy.zeros((2, *shape), jax.numpy.uint8))
 
     if (count := options.runtime.devices) and jax.process_count() > 1:
         raise ValueError(
@@ -65,8 +44,8 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
     shards = devices.Shardings(described or (jax.devices()[:count] if count else None))
     net, attention_note = attention_choice.choose(
         backbone.net,
-        image_shapes={image_shape, eval_image_shape},
-        images=-(-(options.chunk or timing.batch_size) // shards.size),
+        image_shapes=set(image_shapes),
+        images=-(-(options.chunk or timing["batch_size"]) // shards.size),
         platform=shards.platform,
         may_measure=described is None and not options.runtime.deterministic,
     )
@@ -75,7 +54,6 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         options,
         net if cache is None else assemble.FeaturesOrImages(net, cache.output),
         classes=classes,
-        batch_size=timing.batch_size,
     )
     trained = adapted.method
 
@@ -87,8 +65,7 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         params, model_state = init_method(key, backbone)
         return start.replaced(class_rows.padded(params), model_state, others)
 
-    key = jax.eval_shape(lambda: initial_state.key_of(0))
-    unpadded, model_state = jax.eval_shape(init_method, key)
+    unpadded, model_state = jax.eval_shape(lambda: init_method(initial_state.key_of(0)))
     taken = method.taken_of(options, trained, unpadded, model_state)
     sharded = options.runtime.sharded
     class_rows = devices.class_rows(
@@ -97,30 +74,23 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
     params = jax.eval_shape(class_rows.padded, unpadded)  # tracing `init_fn` would take longer
     frozen = adapted.frozen_fn(params)
     optimizer = optimizer_of(
-        options, timing, epoch_end, frozen=frozen, params=params, backbone=trained.backbone
+        options, timing["steps"], epoch_end, frozen=frozen, params=params, backbone=trained.backbone
     )
     shapes = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), params, model_state)
     check_chunks(trained, shapes, jax.eval_shape(example), chunk=options.chunk)
-    scores.check_evaluation(options.evaluate, data, trained)
-    metrics = scores.metrics_of(options.evaluate)
-    selection = scores.selection_of(
-        options,
-        metrics,
-        lambda: scores.further_names(
-            options.evaluate, metrics, trained, _part_names(trained, shapes, eval_example)
-        ),
-    )
+
+    def part_names() -> list[str]:
+        images = jax.eval_shape(lambda: example(image_shapes[1]))
+        parts_fn = (trained.inspect or Inspect()).parts or (lambda *_: {})
+        return list(jax.eval_shape(parts_fn, shapes.params, shapes.model_state, images))
+
+    metrics, selection = scores.scores_of(options, data, trained, part_names)
     return Run(
         config=fields.with_normalization(config, normalization),
         options=options,
         selection=selection,
         metrics=metrics,
         attention_note=attention_note,
-        transform_fn=transform_fn,
-        eval_transform_fn=eval_transform_fn,
-        normalize_fn=normalize_fn,
-        image_shape=image_shape,
-        eval_image_shape=eval_image_shape,
         frozen=frozen,
         adapted=adapted,
         taken=taken,
@@ -134,25 +104,9 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         placements=devices.of_state(shapes, shards, sharded=sharded, class_rows=class_rows),
         **backbone._replace(net=net)._asdict(),
         **data._asdict(),
-        **timing._asdict(),
+        **timing,
+        **inputs,
     )
-
-
-def _part_names(
-    method: Method, shapes: TrainState, example_fn: Callable[[], jax.Array]
-) -> list[str]:
-    """Returns the names of the parts of an embedding that are scored, such as learners."""
-    parts_fn = (method.inspect or Inspect()).parts
-    if parts_fn is None:
-        return []
-    images = jax.eval_shape(example_fn)
-    parts = jax.eval_shape(parts_fn, shapes.params, shapes.model_state, images)
-    return [*parts, *[MEAN] * (len(parts) > 1)]
-
-
-def _normalized_images(normalize_fn: Callable, x: jax.Array) -> jax.Array:
-    """Returns normalized images, and features as they are."""
-    return x if x.ndim == 2 else normalize_fn(x)
 
 
 def digests_of(config: Any, *, data: str | None = None) -> fields.Digests:
@@ -160,23 +114,20 @@ def digests_of(config: Any, *, data: str | None = None) -> fields.Digests:
 
     `data` is the digest of its data set, where that is known.
     """
-    config = fields.complete(config)
     options = options_of(config)
     origin = start.find_if_any(options.start)
     normalization = method.normalization_of(options, method.net_of(options), origin)
-    weights = options.net.get("weights")
-    initial_state.check_file(weights)
     return fields.digests_of(
         fields.with_normalization(config, normalization),
         data=data or data_digests.digest(options.dataset.function()),
-        weights=None if weights is None else file_digest(weights),
+        weights=method.weights_digest(options),
         start=start.digest(options.start),
     )
 
 
 def embedding(config: dict[str, Any], *, classes: int) -> tuple[Method, Callable]:
     """Returns the method and the normalization of a run's config, without its data set."""
-    options = options_of(fields.complete(config), method.FUNCTIONS)
+    options = options_of(config, method.FUNCTIONS)
     net = attention_choice.portable(method.net_of(options))
     deployed = method.adapted_of(options, net, classes=classes).deployed
     assert options.normalize is not None

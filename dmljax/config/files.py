@@ -128,29 +128,27 @@ def table(name: str, overrides: Iterable[str] = ()) -> str:
     A source is the last of 'default', 'recipe', 'config file' and 'command line' that changed the
     value; arguments behind a colon belong to the command line.
     """
-    path, overrides = name.partition(":")[0], list(overrides)
-    recipe = getattr(_get_config_of(path), "recipe", dict)
-    layers = {"recipe": recipe(), "config file": read(path), "command line": read(name)}
-    leaves = {source: dict(_leaves(fields.plain(config))) for source, config in layers.items()}
-    flags = tuple(f"{flag.partition('=')[0].removeprefix('--config.')}." for flag in overrides)
-
-    def source_of(field: str) -> str:
-        if f"{field}.".startswith(flags):
-            return "command line"
-        source, previous = "default", ["unset"]
-        for layer, values in leaves.items():
-            value = [v for parent, v in values.items() if f"{field}.".startswith(f"{parent}.")]
-            if value != previous:
-                source = layer if value else "default"
-            previous = value
-        # `fields.complete` fills in the size of a transform.
-        is_size = source == "default" and field in ("transform.size", "eval_transform.size")
-        return source_of("size") if is_size else source
-
-    values = list(_leaves(fields.complete(read(name, overrides))))
-    widths = [max(len(field) for field, _ in values), max(len(repr(value)) for _, value in values)]
-    lines = (f"{f:{widths[0]}}  {v!r:{min(widths[1], 48)}}  {source_of(f)}" for f, v in values)
-    return "\n".join(lines)
+    path = name.partition(":")[0]
+    recipe = getattr(_get_config_of(path), "recipe", None)
+    required: dict[str, Any] = dict.fromkeys(("dataset", "net", "loss", "method"), "")
+    layers = {
+        "default": {**required, "steps": ""},
+        **({} if recipe is None else {"recipe": recipe()}),
+        "config file": read(path),
+        "command line": read(name, overrides),
+    }
+    values, sources = dict[str, Any](), dict[str, str]()
+    for source, config in layers.items():
+        previous, values = values, dict(_leaves(fields.complete(config)))
+        sources = {
+            field: sources[field] if field in previous and previous[field] == value else source
+            for field, value in values.items()
+        }
+    widths = [max(map(len, values)), max(len(repr(value)) for value in values.values())]
+    return "\n".join(
+        f"{field:{widths[0]}}  {value!r:{min(widths[1], 48)}}  {sources[field]}"
+        for field, value in values.items()
+    )
 
 
 def _leaves(value: Any, field: str = "") -> Iterator[tuple[str, Any]]:

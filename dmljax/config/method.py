@@ -3,7 +3,7 @@
 import inspect
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,10 +13,10 @@ from dmljax import adapt, at_hand
 from dmljax import weights as weights_lib
 from dmljax.adapt import distilled
 from dmljax.adapt.trained import Adapted
-from dmljax.config.fields import complete, named, short
-from dmljax.config.registry import chosen, options_of, with_defaults
+from dmljax.config.data import transform_of
+from dmljax.config.fields import named, options_of, short
+from dmljax.config.registry import chosen
 from dmljax.data.features import Cache
-from dmljax.data.transforms import transform as transform_lib
 from dmljax.files import reading
 from dmljax.files import result as results
 from dmljax.hints import check_all
@@ -50,53 +50,46 @@ class Backbone(NamedTuple):
     cache: Cache | None  # of features, where `options.features` asks for it
 
 
-def backbone_of(options: Options) -> tuple[Backbone, Spec]:
+def backbone_of(options: Options, origin: start.Start | None) -> tuple[Backbone, Spec]:
     """Returns the net with its output and the cache of its features, and its normalization."""
     net = net_of(options)
-    whiten = _argument(_argument(options.method.function, "dense_fn"), "whiten")
-    if whiten is None:
-        whiten = _argument(layers.centered_dense, "whiten")
-    output = _pooled_output(options)
-    origin = start.find_if_any(options.start)
-    normalization = normalization_of(options, net, origin)
-    title, note = preprocessing.title(normalization), _input_note(options)
+    dense_fn = _argument(options.method.function, "dense_fn")
+    whiten = _argument(dense_fn, "whiten")
+    whiten = _argument(layers.centered_dense, "whiten") if whiten is None else whiten
+    normalization, output = normalization_of(options, net, origin), _pooled_output(options)
     cache = None
     if isinstance(options.features, Cached):
         cache = _cache(options, normalization, output, origin)
+    title, note = preprocessing.title(normalization), _input_note(options)
     return Backbone(net, title, note, output, whiten, cache), normalization
 
 
 def net_of(options: Options) -> Any:
     """Returns the net without a head; raises if the config trains it in an impossible way."""
-    net, trained = options.net.function(), options.trained["name"]
-    needs = {
-        "evaluate.frozen": options.evaluate.frozen,
-        "distill": options.distill,
-        "trained": trained if trained != "all" else None,
-    }
-    wrong = [f"{field}={value}" for field, value in needs.items() if value]
-    if wrong and not options.has_pretrained:
+    net, trained, weights = (
+        options.net.function(),
+        options.trained["name"],
+        options.net.get("weights"),
+    )
+    needs = {"evaluate.frozen": options.evaluate.frozen, "distill": options.distill}
+    needs["trained"] = trained if trained != "all" else None
+    for field, value in needs.items():
+        if value and not options.has_pretrained:
+            raise ValueError(
+                f"{field}={value} needs a pretrained backbone: give --config.net.weights=... or "
+                "--config.start=runs/..., or leave it out"
+            )
+    if weights and options.start:
         raise ValueError(
-            f"{wrong[0]} needs a pretrained backbone: give --config.net.weights=... or "
-            "--config.start=runs/..., or leave it out"
-        )
-    if options.net.get("weights") and options.start:
-        raise ValueError(
-            f"start={options.start.name!r} and net.weights={options.net['weights']!r} both give "
-            "the first backbone: leave out one of them, such as by --config.net.weights=None"
+            f"start={options.start.name!r} and net.weights={weights!r} both give the first "
+            "backbone: leave out one of them, such as by --config.net.weights=None"
         )
     # Where a part is trained, the batch norms of the backbone keep their statistics.
     return net if trained == "all" else layers.freeze(net)
 
 
-def adapted_of(options: Options, net: Any, *, classes: int, batch_size: int = 0) -> Adapted:
+def adapted_of(options: Options, net: Any, *, classes: int) -> Adapted:
     """Returns the method with this net; `trained` says which part of it learns."""
-    memory = options.method["name"] == "pairs" and options.method.get("memory")
-    if memory and memory < batch_size:
-        raise ValueError(
-            f"method.memory={memory} cannot hold a batch of {batch_size} images: take at least "
-            f"{batch_size}, or 0 for no memory"
-        )
     factory, loss_fn, mining = functions_of(options)
     method = factory(net, loss_fn, classes=classes, **mining)
     if options.distill:
@@ -111,27 +104,23 @@ def functions_of(options: Options) -> tuple[Callable, Callable, dict[str, Any]]:
     Raises unless they fit. Reads no data and builds no net.
     """
     loss, method, miner = options.loss, options.method, options.miner
-    mine_fn = miner.function if miner else None
-    factory = method.function
+    mine_fn, factory = miner.function if miner else None, method.function
     takes_proxies = "proxies" in inspect.signature(loss.function).parameters
-    is_ours = ":" not in loss["name"] + method["name"]
-    dim, tile = method.get("dim"), loss.get("tile")
-    without_tile = mine_fn or loss.get("mine_fn") or method.get("memory")
     needs_proxies = method["name"] in _WITH_PROXIES
+    dim, tile = method.get("dim", 1), loss.get("tile", 1)
+    without_tile = mine_fn or loss.get("mine_fn") or method.get("memory")
     problems: dict[str, bool] = {
         f"the loss {loss['name']} compares with proxies, which the method {method['name']} does "
         "not have: --config.method=proxies, or another loss": takes_proxies and not needs_proxies,
         f"the loss {loss['name']} takes no proxies, which the method {method['name']} compares "
         "with: --config.method=pairs, or another loss": needs_proxies and not takes_proxies,
-        "loss.reduce_fn=None keeps the entries of the loss, and training needs one number: leave "
-        "it out": loss.get("reduce_fn", "") is None,
         f"loss.tile={tile} must be a positive integer, and tiles compare rows by their classes "
         "alone: leave out the tile, or the miner and the memory": (
-            tile is not None and bool(without_tile or tile < 1)
+            tile is not None and (tile < 1 or bool("tile" in loss and without_tile))
         ),
         f"method.dim={dim}: an embedding has 1 or more dimensions": dim is not None and dim < 1,
     }
-    if is_ours:
+    if ":" not in loss["name"] + method["name"]:
         check_all(problems)
     if mine_fn is None:
         return factory, loss.function, {}
@@ -164,24 +153,22 @@ def normalization_of(options: Options, net: Any, origin: start.Start | None) -> 
     if source and os.path.isfile(source):
         expected = expected_normalization(source)
     if origin is not None:
-        source, expected = str(origin.folder), short(origin.normalize)
+        source, expected = str(origin.folder), origin.normalize
     if options.normalize is None:
-        of_net = getattr(net, "expected_normalization", None) or "imagenet"
-        spec = expected or (of_net if isinstance(of_net, str) else dict(of_net))
-        return chosen("normalize", spec)
-    force = options.normalize.get("force") is True
-    if expected is not None and not force and _input(options.normalize) != _input(expected):
+        return chosen(
+            "normalize", expected or getattr(net, "expected_normalization", None) or "imagenet"
+        )
+    if expected is None or options.normalize.get("force") is True:
+        return options.normalize
+    spec, expected = options.normalize, named(expected)
+    inputs = [preprocessing.inputs(x) or x["name"] for x in (spec, expected)]
+    if inputs[0] != inputs[1]:
         raise ValueError(
-            f"normalize={short(dict(options.normalize))!r} contradicts {source}, which expects "
+            f"normalize={short(dict(spec))!r} contradicts {source}, which expects "
             f"{short(expected)!r}: leave it out, or insist by "
-            f'--config.normalize="{ {**options.normalize, "force": True} }"'
+            f'--config.normalize="{ {**spec, "force": True} }"'
         )
     return options.normalize
-
-
-def _input(spec: str | Mapping[str, Any]) -> Any:
-    """Returns a value that is equal for two normalizations if and only if their results are."""
-    return preprocessing.inputs(spec) or named(spec)["name"]
 
 
 def _input_note(options: Options) -> str:
@@ -194,12 +181,12 @@ def _input_note(options: Options) -> str:
     if published is None or transform["name"] not in _COMPARED:
         return ""
     spec = {k: v for k, v in published.transform.items() if k != "scaled_decode"}
-    size = with_defaults(transform)["size"]
+    size = transform.with_defaults()["size"]
     size = size if abs(size - spec["size"]) <= _SIZE_TOLERANCE else spec["size"]
     shown = ("name", "size", "shorter", "filter")
     actual, expected = (
         transform_of(chosen("eval_transform", {k: v for k, v in x.items() if k in shown}))
-        for x in (with_defaults(transform), {"filter": "bilinear", **spec, "size": size})
+        for x in (transform.with_defaults(), {"filter": "bilinear", **spec, "size": size})
     )
     if actual.operations == expected.operations:
         return ""
@@ -222,13 +209,11 @@ def _cache(
             "class_and_mean; or --config.features=computed"
         )
     if options.start is not None:
-        weights = (origin or start.find(options.start.name)).digest
+        weights: str | None = (origin or start.find(options.start.name)).digest
     else:
-        file = options.net["weights"]
-        initial_state.check_file(file)
-        weights = file_digest(file)
-    about: dict[str, Any] = {"net": with_defaults(options.net), "weights": weights}
-    about["normalize"] = {k: v for k, v in with_defaults(normalization).items() if k != "force"}
+        weights = weights_digest(options)
+    about: dict[str, Any] = {"net": options.net.with_defaults(), "weights": weights}
+    about["normalize"] = {k: v for k, v in normalization.with_defaults().items() if k != "force"}
     if (platform := jax.default_backend()) != "cpu":  # accelerators multiply with fewer digits
         about["platform"] = platform
     return Cache(
@@ -241,9 +226,11 @@ def _cache(
     )
 
 
-def transform_of(chosen: Spec) -> transform_lib.Transform:
-    """Returns a transform with the arguments of the config."""
-    return transform_lib.bind(chosen.partial.func, **chosen.partial.keywords)
+def weights_digest(options: Options) -> str | None:
+    """Returns the digest of the file of pretrained weights; None without one."""
+    weights = options.net.get("weights")
+    initial_state.check_file(weights)
+    return None if weights is None else file_digest(weights)
 
 
 def first_weights(folder: str | None, weights: str | None) -> str | None:
@@ -257,8 +244,7 @@ def first_weights(folder: str | None, weights: str | None) -> str | None:
             before = reading.config_of_run(run_folder)
         except FileNotFoundError:  # the run is gone
             return None
-        folder = before["start"] and before["start"]["name"]
-        weights = named(before["net"]).get("weights")
+        folder, weights = before["start"] and before["start"]["name"], before["net"].get("weights")
     return weights
 
 
@@ -269,8 +255,8 @@ def arrays_of(origin: start.Start, image_shape: Sequence[int]) -> dict[str, Any]
     weights has.
     """
     arrays = start.read(origin)
-    saved = complete(reading.config_of_run(origin.folder))
-    if named(saved["trained"])["name"] == "all":
+    saved = reading.config_of_run(origin.folder)
+    if saved["trained"]["name"] == "all":
         return arrays  # and no name in the config of that run is looked up
     options = options_of(saved, FUNCTIONS)
     net, file = net_of(options), options.net.get("weights")

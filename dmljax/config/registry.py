@@ -5,19 +5,18 @@ kind requires. So a new loss is found by its name as soon as its module exports 
 next to it, such as `sampling.group`, is not mistaken for a sampler. Imports no jax.
 """
 
-import dataclasses
 import functools
 import importlib
 import inspect
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dmljax.config.fields import check, named
+from dmljax.files import schema
 from dmljax.files.reading import FileText
-from dmljax.hints import hint
-from dmljax.train.options import SECTIONS, Options, Spec, fields_of, takes
+from dmljax.hints import check_known, hint
+from dmljax.train.options import Length, Spec
 
 
 class Kind(NamedTuple):
@@ -87,15 +86,16 @@ _CALLED = Kind("function for evaluate.call", "", 1, keywords="step workdir")
 _RULES = {**KINDS, **ARGUMENTS, "call": _CALLED}
 # Kinds of functions by the fields that name them, where the kind is not the name of the field.
 _KINDS = {"eval_transform": "transform", "normalize": "normalization", "trained": "adaptation"}
+_KINDS["metrics"] = "metric"
 # Keywords of a field that are not arguments of its function, with their types.
 _EXTRAS: Mapping[str, Mapping[str, Any]] = {
     # `full_epochs`: an epoch of a fraction has the number of steps of the whole training split.
     "dataset": {"image_fraction": float, "class_fraction": float, "full_epochs": bool},
     "net": {"weights": str | None},
     "normalize": {"force": bool},
-    "sampler": {"every": int | str},
+    "sampler": {"every": Length},
     # Lengths, which `config.timing` turns into steps.
-    "schedule": {"warmup": int | str, "at": Sequence[int | str]},
+    "schedule": {"warmup": Length, "at": Sequence[Length]},
 }
 
 # Kinds whose functions may have values that change from step to step.
@@ -156,49 +156,40 @@ def resolve(
     from outside dmljax. Unknown names and keywords, and values of a wrong type, raise. `extras` are
     the types of the keywords that the caller reads from `spec`, and the function does not take.
     """
-    keywords: dict[str, Any] = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
-    if not isinstance(name := keywords.pop("name", None), str):
-        raise ValueError(
-            f"{spec!r} does not name a {_RULES[kind].title}: write dict(name='...', ...)"
-        )
-    function = _function(name, kind)
+    keywords: dict[str, Any] = {"name": spec} if isinstance(spec, str) else dict(spec)
+    function = _function(name := keywords.pop("name"), kind)
     check(kind, {key: keywords.pop(key) for key in extras if key in keywords}, extras)
     try:
         parameters = inspect.signature(function, eval_str=True).parameters
     except (NameError, SyntaxError, TypeError, AttributeError):  # annotations for other tools
         parameters = inspect.signature(function).parameters
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        known = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
-        for keyword in keywords:
-            if keyword not in known:
-                raise TypeError(
-                    f"{name} has no argument {keyword!r}{hint(keyword, [*known, *extras])}"
-                )
     annotations = {n: p.annotation for n, p in parameters.items() if p.annotation is not p.empty}
+    known = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        check_known(f"{name} has no argument", keywords, [*known, *extras])
     schedules: dict[str, Callable] = {}
     for key, value in list(keywords.items()):
-        if key in ARGUMENTS and isinstance(value, str | Mapping):
+        is_named = isinstance(value, str | Mapping)
+        if key in ARGUMENTS and is_named:
             argument = resolve(key, value)
             keywords[key] = argument if argument.keywords else argument.func
-        elif kind in _STEPPED and _is_schedule(value) and not _fits(value, annotations.get(key)):
-            schedules[key] = resolve("value", keywords.pop(key))
+        elif is_named and kind in _STEPPED and (":" in value or "name" in value):
+            try:
+                check(name, {key: value}, {key: annotations.get(key, float)})
+            except ValueError:
+                schedules[key] = resolve("value", keywords.pop(key))
     check(name, keywords, annotations)
     return functools.partial(_scheduled(function, schedules) if schedules else function, **keywords)
 
 
-def _is_schedule(value: Any) -> bool:
-    return "name" in value if isinstance(value, Mapping) else ":" in str(value)
+def check(name: str, values: Mapping[str, Any], annotations: Mapping[str, Any]) -> None:
+    """Raises ValueError if a value of a config contradicts its annotation in the function `name`.
 
-
-def _fits(value: Any, annotation: Any) -> bool:
-    """Tells whether an argument with this annotation, if it has one, takes a value as it is."""
-    if annotation is None:
-        return False
-    try:
-        check("", {"": value}, {"": annotation})
-    except TypeError:
-        return False
-    return True
+    A list may stand for a tuple, and a whole number for a float. A value passes without an
+    annotation, or with one that a config does not understand.
+    """
+    for key, value in values.items():
+        schema.parse(annotations.get(key, Any), value, f"{name}: {key}")
 
 
 def _function(name: str, kind: str) -> Callable:
@@ -243,13 +234,10 @@ def _scheduled(function: Callable, schedule_fns: Mapping[str, Callable]) -> Call
 def _misfit(function: Callable, rule: Kind) -> str | None:
     """Returns the reason why a function cannot be called as `rule` says, or None."""
     signature = inspect.signature(function)
-    required = [
-        p.name
-        for p in signature.parameters.values()
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
-    ]
-    if rule.positional == 0 and required:
-        return f"it needs the argument {required[0]!r}, which a config cannot give"
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    for p in signature.parameters.values() if rule.positional == 0 else ():
+        if p.kind in by_position and p.default is p.empty:
+            return f"it needs the argument {p.name!r}, which a config cannot give"
     try:
         keywords = dict.fromkeys(rule.keywords.split())
         signature.bind_partial(*[None] * (rule.positional or 0), **keywords)
@@ -260,6 +248,7 @@ def _misfit(function: Callable, rule: Kind) -> str | None:
 
 
 def _import(name: str) -> Callable:
+    """Imports 'package.module:function'; text of a file may name public functions of dmljax."""
     module, _, attribute = name.partition(":")
     package, _, subpackage = module.partition(".")
     is_library = package == "dmljax" and subpackage.partition(".")[0] in _LIBRARY
@@ -270,69 +259,18 @@ def _import(name: str) -> Callable:
         )
     try:
         imported = importlib.import_module(module)
-        if isinstance(name, FileText) and attribute not in imported.__all__:
-            raise ValueError(
-                f"{name.path} names {name!r}, which is not a public function of dmljax"
-            )
-        return getattr(imported, attribute)
+        function = getattr(imported, attribute)
     except (ImportError, AttributeError) as error:
         advice = ""
         if isinstance(error, ModuleNotFoundError) and error.name == package:
             advice = f". The folder that contains {package} must be in PYTHONPATH"
         raise ValueError(f"{name!r} cannot be imported: {error}{advice}") from error
+    if isinstance(name, FileText) and attribute not in imported.__all__:
+        raise ValueError(f"{name.path} names {name!r}, which is not a public function of dmljax")
+    return function
 
 
 def chosen(field: str, value: str | Mapping[str, Any]) -> Spec:
     """Returns the function that the value of a field names."""
-    spec = named(value)
-    partial = resolve(_KINDS.get(field, field), spec, extras=extras_of(field))
-    return Spec(spec, partial)
-
-
-def with_defaults(spec: Spec) -> dict[str, Any]:
-    """Returns a spec as a dict with the plain defaults of its function, for digests.
-
-    Defaults that are functions are left out. Functions in `spec` stay names.
-    """
-    parameters = inspect.signature(spec.partial.func).parameters.values()
-    plain = (bool, int, float, str, tuple, type(None))
-    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    return {k: v for k, v in defaults.items() if isinstance(v, plain)} | spec
-
-
-def options_of(config: Mapping[str, Any], only: Collection[str] | None = None) -> Options:
-    """Returns the options of a completed config, with a function in every `Spec`.
-
-    Raises a one-line error for an unknown name, an unknown argument or a value of a wrong type.
-    With `only`, names in other fields stay plain data, and their modules are not imported. Lists
-    become tuples, and `evaluate.frozen` is decided.
-    """
-    values = _tuples(config)
-    options = _section(Options, values, only)
-    if options.evaluate.frozen is not None:
-        return options
-    evaluate = dataclasses.replace(options.evaluate, frozen=options.has_pretrained)
-    return dataclasses.replace(options, evaluate=evaluate)
-
-
-def _section(section: type, values: Mapping[str, Any], only: Collection[str] | None) -> Any:
-    fields, options = fields_of(section), dict(values)
-    for name, value in values.items():
-        is_resolved = only is None or name in only
-        if name in SECTIONS:
-            options[name] = _section(SECTIONS[name], value, only if only is None else ())
-        elif value is None:
-            continue
-        elif settings := fields[name].metadata.get("settings"):
-            options[name] = settings.get(value["name"], settings.get(""))(**value)
-        elif name == "metrics" and is_resolved:
-            options[name] = tuple(x if x == "all" else chosen("metric", x) for x in value)
-        elif takes(fields[name], Spec):
-            options[name] = chosen(name, value) if is_resolved else Spec(named(value))
-    return section(**options)
-
-
-def _tuples(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _tuples(v) for k, v in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+    spec = {"name": value} if isinstance(value, str) else value
+    return Spec(spec, resolve(_KINDS.get(field, field), spec, extras=extras_of(field)))

@@ -1,16 +1,14 @@
 """Arguments of recipes, written as `attention=gat,mlp=False`."""
 
+import ast
+import contextlib
 import inspect
+import typing
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from dmljax.files import schema
 from dmljax.hints import check_known
-
-# The functions that read arguments, and their names in messages, by type.
-_TYPES: dict[str, tuple[Callable[[str], Any], str]] = {
-    "bool": ({"True": True, "False": False}.__getitem__, "True or False"),
-    **{"int": (int, "a whole number"), "float": (float, "a number"), "str": (str, "a name")},
-}
 
 
 def parse(
@@ -20,24 +18,17 @@ def parse(
 
     `text` is `name=value,name=value`, or None for nothing. Names in `fixed` cannot be set.
     """
-    parameters = inspect.signature(recipe).parameters
-    names = [name for name in parameters if name not in fixed]
+    kinds = {n: p.annotation for n, p in inspect.signature(recipe).parameters.items()}
     keywords: dict[str, Any] = {}
     for assignment in filter(None, (text or "").split(",")):
-        name, equals, word = assignment.partition("=")
-        check_known("the config has no argument", [name], names)
-        annotation = inspect.formatannotation(parameters[name].annotation).strip("'")
-        type_, *others = annotation.split(" | ")
-        convert, expected = _TYPES[type_]
-        try:
-            if not equals:
-                raise ValueError
-            keywords[name] = None if word == "None" and others else convert(word)
-        except (KeyError, ValueError):
-            example = f"{name}={parameters[name].default}"
-            raise ValueError(
-                f"the argument {assignment!r} needs {expected}: write {example}"
-            ) from None
+        name, _, value = assignment.partition("=")
+        check_known("the config has no argument", [name], [n for n in kinds if n not in fixed])
+        if kinds[name] is not str:
+            with contextlib.suppress(ValueError, SyntaxError):
+                value = ast.literal_eval(value)
+        value = schema.parse(kinds[name], value, f"the argument {name}")
+        is_float = float in (kinds[name], *typing.get_args(kinds[name]))
+        keywords[name] = float(value) if is_float and value is not None else value
     return keywords
 
 

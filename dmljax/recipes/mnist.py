@@ -77,11 +77,7 @@ def mnist(
         "schedule": "constant",
         "steps": "10 epochs",
         "log_every": 100,
-        "evaluate": {
-            "every": 1000,
-            "ks": (1, 2, 4, 8),
-            "knn": 5,
-        },
+        "evaluate": {"every": 1000, "ks": (1, 2, 4, 8), "knn": 5},
         "pictures": {
             "name": "movie",
             "frame_ms": 100 * repeat_frames,

@@ -42,10 +42,6 @@ def tinyimagenet(*, loss: str = "triplet") -> dict[str, Any]:
         "optimizer": {"name": "adam", "rate": 1e-4, "l2": 1e-4, "groups": groups},
         "schedule": "constant",
         "steps": "150 epochs",
-        "evaluate": {
-            "every": "5 epochs",
-            "ks": (1, 2, 4, 8),
-            "depth": "max_bin_count",
-        },
+        "evaluate": {"every": "5 epochs", "ks": (1, 2, 4, 8), "depth": "max_bin_count"},
         "pictures": {"name": "movie", "projector": 2000},
     }

@@ -4,6 +4,7 @@ It opens neither checkpoints nor images. A missing or damaged file leaves its pa
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dmljax.config.fields import PATHS
 from dmljax.files import reading
 from dmljax.files.result import Result, read_if_any
 from dmljax.files.run_folder import RunFolder
@@ -27,7 +29,7 @@ _FROZEN = {"frozen": "frozen", "frozen_val": "val, frozen"}
 _DIAGNOSTICS: tuple[str, ...] = ("step", "loss", "gradient_norm", "positive_distance")
 _DIAGNOSTICS += ("negative_distance", "active_positives", "active_negatives", "active_triplets")
 # Fields of the config that name files of one machine.
-_PATHS = ("root", "path", "weights", "data_dir")
+_PATHS = frozenset(itertools.chain.from_iterable(PATHS.values()))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,6 @@ from safetensors.numpy import save
 
 from dmljax import vectors
 from dmljax.adapt import path_of, trained
-from dmljax.config.registry import with_defaults
 from dmljax.data.prepare import MARKS
 from dmljax.data.splits import Split, record_name, subset
 from dmljax.files import parts
@@ -184,7 +183,7 @@ def adapter(
     evaluator = Evaluator(run)
     test = evaluator.embeddings(state, run.test)
     frozen.check(run, state, workdir, test, evaluator, allow_worse=allow_worse)
-    options = {name: with_defaults(spec)[name] for name in ("rank", "alpha", "rslora")}
+    options = {name: spec.with_defaults()[name] for name in ("rank", "alpha", "rslora")}
     params = jax.device_get(optimizers.averaged(state.params, state.opt_state))
     write_adapter(out, params["adapters"]["net"], run.net, base=run.weights, **options)
     return pathlib.Path(out)

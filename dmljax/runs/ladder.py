@@ -16,8 +16,7 @@ import jax
 
 from dmljax.config.build import build, digests_of
 from dmljax.config.data import data_of
-from dmljax.config.fields import complete
-from dmljax.config.registry import options_of
+from dmljax.config.fields import complete, options_of
 from dmljax.files import result as results
 from dmljax.files.result import Result
 from dmljax.files.run_folder import RunFolder

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from dmljax import at_hand, ops, retrieval
-from dmljax.config.method import transform_of
-from dmljax.config.registry import chosen, with_defaults
+from dmljax.config.data import transform_of
+from dmljax.config.registry import chosen
 from dmljax.data import image_folders
 from dmljax.data.features import Cache
 from dmljax.data.records import Reader
@@ -109,9 +109,9 @@ def embed(
         name, license = backbone.name, str(published.license)
         spec, normalize = published.preprocessing.transform, published.preprocessing.normalize
         about = {
-            "net": with_defaults(chosen("net", published.net)),
+            "net": chosen("net", published.net).with_defaults(),
             "weights": file_digest(backbone.weights),
-            "normalize": with_defaults(chosen("normalize", normalize)),
+            "normalize": chosen("normalize", normalize).with_defaults(),
         }
     transform_fn = transform_of(chosen("eval_transform", spec))
     preprocessing = transform_fn.title

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dmljax.config import fields, scores
 from dmljax.config import files as config_files
-from dmljax.config.registry import options_of
+from dmljax.config.fields import options_of
 from dmljax.files import reading
 from dmljax.files.result import first_best
 from dmljax.studies.outcomes import Outcome, outcome
@@ -19,13 +19,6 @@ from dmljax.studies.study_file import Row, Study, flags
 from dmljax.train.options import Spec
 
 _DIGITS = 12  # of a digest, in the name of a folder
-# Fields that a command line may set for all runs of a study: they cannot change a result.
-_MOVABLE = (
-    "runtime",
-    "notes",
-    "pictures",
-    *(f"{a}.{b}" for a in fields.PATHS for b in fields.PATHS[a]),
-)
 
 
 class PlannedRun(NamedTuple):
@@ -127,7 +120,7 @@ def _check(study: Study, row: Row, wanted: Collection[str]) -> dict[str, Any]:
 
 def is_movable(field: str) -> bool:
     """Returns whether a field of the config cannot change a result."""
-    return any(field == name or field.startswith(f"{name}.") for name in _MOVABLE)
+    return any(field == name or field.startswith(f"{name}.") for name in fields.MOVABLE)
 
 
 def check_flags(words: Sequence[str]) -> None:
@@ -137,7 +130,7 @@ def check_flags(words: Sequence[str]) -> None:
         if not is_movable(field):
             raise ValueError(
                 f"{word} would change every row of the study: write it into the study file. The "
-                f"command line may set {', '.join(_MOVABLE)}"
+                f"command line may set {', '.join(fields.MOVABLE)}"
             )
 
 

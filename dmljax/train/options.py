@@ -1,19 +1,26 @@
-"""The fields of a config: type, default, bounds and meaning of each. Imports no jax.
+"""The fields of a config: type, default and meaning of each. Imports no jax.
 
-A default is written as in a config: the default "cosine" of a `Spec` is a name. Help, error
-messages and the table in the documentation are generated from these dataclasses.
+Help, error messages and the table in the documentation are generated from these dataclasses.
 """
 
 # ruff: noqa: RUF009  `_option` returns a `dataclasses.field`.
 import dataclasses
 import functools
+import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal
 
-_REQUIRED = dataclasses.MISSING
+from dmljax.files import schema
+
 # A number of steps, or '5 epochs' of the sampler.
 Length = int | str
+Natural = Annotated[int, schema.at_least(0)]
+Positive = Annotated[int, schema.at_least(1)]
+_Fraction = Annotated[float, schema.Limit(lambda x: 0 <= x < 1, "at least 0 and below 1")]
+_Seed = Annotated[int, schema.Limit(lambda x: 0 <= x < 2**63, "at least 0 and below 2**63")]
+_Size = Annotated[int, schema.between(1, 8192)]
+_Weight = Annotated[float, schema.at_least(0)]
 
 
 class Spec(dict):
@@ -22,9 +29,29 @@ class Spec(dict):
     A config may also hold the name alone. `config.registry` adds the function.
     """
 
-    def __init__(self, values: Mapping[str, Any], partial: functools.partial | None = None):
+    words = "a name or dict(name='...', ...)"
+
+    def __init__(self, values: Any, partial: functools.partial | None = None):
         super().__init__(values)
         self._partial = partial
+
+    @classmethod
+    def from_json(cls, value: Any, name: str) -> "Spec":
+        """Returns the spec that a config writes as a name or a dict, with tuples for lists."""
+        values = {"name": value} if isinstance(value, str) else value
+        if not isinstance(values, dict) or not isinstance(values.get("name"), str):
+            raise schema.Misfit(name, f"{name} must be {cls.words}, got {value!r}")
+        return cls(_tuples(values))
+
+    def with_defaults(self) -> dict[str, Any]:
+        """Returns the spec with the plain defaults of its function, for digests.
+
+        Defaults that are functions are left out. Functions in the spec stay names.
+        """
+        parameters = inspect.signature(self.partial.func).parameters.values()
+        plain = (bool, int, float, str, tuple, type(None))
+        defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        return {k: v for k, v in defaults.items() if isinstance(v, plain)} | self
 
     @property
     def partial(self) -> functools.partial:
@@ -38,25 +65,31 @@ class Spec(dict):
         return self.partial if self.partial.keywords else self.partial.func
 
 
-def _option(default: Any, meaning: str, **rule: Any) -> Any:
-    """Returns a field with its meaning and its rule.
+def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _tuples(v) for k, v in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
-    A rule has bounds (`least`, and the exclusive `below`), `choices` of text, or `settings`: the
-    dataclasses that the value may be, by the names of the settings. A setting is written as its
-    name or dict(name=..., ...); a completed config holds all of its fields.
-    """
-    metadata = {"meaning": meaning, **rule}
+
+def _option(default: Any, meaning: str) -> Any:
+    """Returns a field with its meaning; a field without a default must be set."""
+    metadata = {"meaning": meaning}
     if isinstance(default, dict):
-        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
+        return dataclasses.field(default_factory=lambda: Spec(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+_REQUIRED = dataclasses.MISSING
+
+# Settings: a config writes one as its name, as `True`, as its first number, or as a dict.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KMeans:
     """`evaluate.clustering='kmeans'`: NMI, AMI, ARI and F1 of a clustering by k-means."""
 
-    name: str
-    starts: int = _option(1, "starts of k-means; the lowest inertia counts", least=1)
+    name: Literal["kmeans", "scikit_learn"] = "kmeans"
+    starts: Positive = _option(1, "starts of k-means; the lowest inertia counts")
     seeds: Sequence[int] = _option((0, 1, 2), "seeds; scores are averaged over them")
     only_last: bool = _option(False, "cluster only after the last step")
 
@@ -65,33 +98,35 @@ class KMeans:
 class Page:
     """`pictures='page'`: the page of the run."""
 
-    name: str
-    projector: int = _option(0, "test images in TensorBoard's projector", least=0)
+    name: Literal["page"] = "page"
+    projector: Natural = _option(0, "test images in TensorBoard's projector")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Movie(Page):
+class Movie:
     """`pictures='movie'`: also a movie of the test embeddings, a frame for each evaluation."""
 
-    frame_ms: int = _option(200, "milliseconds that a frame is shown", least=20)
-    last_frame_ms: int = _option(3000, "milliseconds that the last frame is shown", least=20)
+    name: Literal["movie"] = "movie"
+    projector: Natural = _option(0, "test images in TensorBoard's projector")
+    frame_ms: Annotated[int, schema.at_least(20)] = _option(200, "milliseconds of a frame")
+    last_frame_ms: Annotated[int, schema.at_least(20)] = _option(3000, "those of the last one")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LastClasses:
     """`held_out=0.2`: the last training classes, in the order of their names, are held out."""
 
-    name: str
-    fraction: float = _option(0.2, "fraction of the classes", least=0, below=1)
+    name: Literal["last"] = "last"
+    fraction: _Fraction = _option(0.2, "fraction of the classes")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fold:
     """`held_out.name='fold'`: one block of the training classes is held out."""
 
-    name: str
-    index: int = _option(0, "the block, counted from 0", least=0)
-    count: int = _option(4, "number of blocks", least=2)
+    name: Literal["fold"] = "fold"
+    index: Natural = _option(0, "the block, counted from 0")
+    count: Annotated[int, schema.at_least(2)] = _option(4, "number of blocks")
     seed: int | None = _option(None, "seed that shuffles the classes first; None: their order")
 
 
@@ -100,9 +135,9 @@ class Start:
     """`start='runs/a'`: the run whose parameters this run begins with."""
 
     name: str
-    takes: str = _option("all", "parameters to copy", choices=("all", "backbone"))
+    takes: Literal["all", "backbone"] = _option("all", "parameters to copy")
     mixed_with: str | None = _option(None, "a second run, to average parameters with")
-    mixed_fraction: float = _option(0.5, "fraction of the second run in the average", least=0)
+    mixed_fraction: _Weight = _option(0.5, "fraction of the second run in the average")
 
     def __post_init__(self) -> None:
         if self.mixed_with is not None and (self.takes != "all" or self.mixed_fraction > 1):
@@ -117,23 +152,23 @@ class Start:
 class Computed:
     """`features='computed'`: the backbone runs in every step."""
 
-    name: str
+    name: Literal["computed"] = "computed"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cached:
     """`features='cached'`: the features of a frozen backbone are computed once and kept on disk."""
 
-    name: str
-    views: int = _option(0, "augmented features of each image, to draw from; 0: none", least=0)
+    name: Literal["cached"] = "cached"
+    views: Natural = _option(0, "augmented features of each image, to draw from; 0: none")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Delivery:
     """`runtime.data`: how the images of a step get to the devices."""
 
-    name: str
-    window: int = _option(1, "steps whose images are sent as one block", least=1)
+    name: Literal["host", "device", "auto"] = "host"
+    window: Positive = _option(1, "steps whose images are sent as one block")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,32 +176,27 @@ class EvaluationOptions:
     """When splits are embedded, and which scores are computed."""
 
     every: Length | None = _option(None, "interval, also '5 epochs'; None: after the last step")
-    metrics: Sequence[Spec | str] = _option(
-        ("all",), "names of metrics; 'all' stands for all that need no choice"
+    metrics: Sequence[Spec] = _option(
+        (Spec({"name": "all"}),), "names of metrics; 'all' stands for all that need no choice"
     )
-    ks: Sequence[int] | None = _option(None, "the K of R@K; None: `metrics.KS`", least=1)
-    depth: int | str | None = _option(
+    ks: Sequence[Positive] | None = _option(None, "the K of R@K; None: `metrics.KS`")
+    depth: Positive | Literal["max_bin_count"] | None = _option(
         None,
         "also report mAP and MRR at this cutoff; 'max_bin_count': the largest number of positives",
-        least=1,
-        choices=("max_bin_count",),
     )
-    average: str = _option(
-        "queries", "average over queries or over classes", choices=("queries", "classes")
+    average: Literal["queries", "classes"] = _option(
+        "queries", "average over queries or over classes"
     )
     clustering: KMeans | None = _option(
-        "kmeans",
+        KMeans(),
         "k-means behind NMI, AMI, ARI and F1, with `starts`, `seeds` and `only_last`; "
         "'scikit_learn' chooses centers and stops as published tables do, and is slow with "
         "thousands of classes; None: no clustering",
-        settings={"kmeans": KMeans, "scikit_learn": KMeans},
     )
-    batch_size: int = _option(256, "number of images embedded at once", least=1)
-    knn: int = _option(0, "training images that vote on the class; 0: no vote", least=0)
-    rankings: Sequence[str] = _option(
-        (),
-        "further rankings: by embeddings that `graph` refines, by mean distances of `abe`",
-        choices=("refined", "mean_distance"),
+    batch_size: Positive = _option(256, "number of images embedded at once")
+    knn: Natural = _option(0, "training images that vote on the class; 0: no vote")
+    rankings: Sequence[Literal["refined", "mean_distance"]] = _option(
+        (), "further rankings: by embeddings that `graph` refines, by mean distances of `abe`"
     )
     frozen: bool | None = _option(
         None, "also score the pretrained backbone as it is; None: if the run has one"
@@ -181,33 +211,30 @@ class CheckpointOptions:
     every: Length | None = _option(
         None, "interval, also '1 epoch'; None: `evaluate.every`, else a fifth of the run"
     )
-    keep: int = _option(2, "number of checkpoints to keep, besides the best one", least=1)
+    keep: Positive = _option(2, "number of checkpoints to keep, besides the best one")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RuntimeOptions:
     """Options that cannot change a result, so that a continued run may change them."""
 
-    workers: int | None = _option(
+    workers: Natural | None = _option(
         None,
         "processes that read images; 0: threads of this process; None: half of the cores for image "
         "files with an accelerator and 8 cores or more, else 0",
-        least=0,
     )
     cache: bool = _option(False, "keep decoded images in memory")
     data: Delivery = _option(
-        "host",
+        Delivery(),
         "where the training images are: the 'host' sends them step by step, or `window` steps at "
         "once; a 'device' holds and transforms all of them; 'auto': a device if possible",
-        settings={"host": Delivery, "device": Delivery, "auto": Delivery},
     )
-    devices: int | None = _option(None, "number of devices to use; None: all", least=1)
+    devices: Positive | None = _option(None, "number of devices to use; None: all")
     deterministic: bool = _option(False, "repeat runs bit for bit on GPUs too")
-    sharded: str | None = _option(
+    sharded: Literal["classes", "state", "all"] | None = _option(
         None,
         "what is sharded over the devices: weights of 'classes'; 'state': also the state of the "
         "optimizer; 'all': also the parameters; None: only the batch",
-        choices=("classes", "state", "all"),
     )
     features: str | None = _option(
         None, "folder of cached features; None: $DMLJAX_CACHE/features or ~/.cache/dmljax/features"
@@ -218,6 +245,8 @@ class RuntimeOptions:
 class Options:
     """A whole config."""
 
+    title_in_errors: typing.ClassVar[str] = "the config"
+
     dataset: Spec = _option(
         _REQUIRED,
         "the data set and where it is stored; `image_fraction`, `class_fraction`: fractions of the "
@@ -227,17 +256,19 @@ class Options:
     loss: Spec = _option(_REQUIRED, "the loss, a function of `losses`")
     method: Spec = _option(_REQUIRED, "the training method: pairs, proxies, graph, dvml or abe")
     steps: Length = _option(_REQUIRED, "length of training: a number of steps, or '60 epochs'")
-    seed: int = _option(0, "seed of initial values, batches and augmentation", least=0, below=2**63)
-    size: int | None = _option(
-        None, "`size` of both transforms, unless they set their own", least=1, below=8193
+    seed: _Seed = _option(0, "seed of initial values, batches and augmentation")
+    size: _Size | None = _option(None, "`size` of both transforms, unless they set their own")
+    transform: Spec = _option(
+        {"name": "standard_train"}, "how a training image is cropped and distorted"
     )
-    transform: Spec = _option("standard_train", "how a training image is cropped and distorted")
-    eval_transform: Spec = _option("standard_eval", "how an image is prepared for evaluation")
+    eval_transform: Spec = _option(
+        {"name": "standard_eval"}, "how an image is prepared for evaluation"
+    )
     normalize: Spec | None = _option(
         None, "mean and std of the pixels; None: as the weights or the net require"
     )
-    unreadable: str = _option(
-        "raise", "what to do with an image that cannot be read", choices=("raise", "skip")
+    unreadable: Literal["raise", "skip"] = _option(
+        "raise", "what to do with an image that cannot be read"
     )
     sampler: Spec = _option(
         {"name": "class_balanced", "classes": 32, "per_class": 4},
@@ -246,13 +277,15 @@ class Options:
     miner: Spec | None = _option(
         None, "which pairs or triplets count in the loss, a function of `miners`; None: all"
     )
-    chunk: int | None = _option(
-        None, "number of images that the net embeds at once; None: the whole batch", least=1
+    chunk: Positive | None = _option(
+        None, "number of images that the net embeds at once; None: the whole batch"
     )
     optimizer: Spec = _option(
         {"name": "adam", "rate": 1e-4}, "the optimizer with its `rate`, `decay`, `groups`, ..."
     )
-    schedule: Spec = _option("cosine", "the learning rate over time; `warmup`: steps of warm-up")
+    schedule: Spec = _option(
+        {"name": "cosine"}, "the learning rate over time; `warmup`: steps of warm-up"
+    )
     reload_best_at: Sequence[Length] = _option(
         (), "steps after which the best parameters are loaded again"
     )
@@ -260,48 +293,44 @@ class Options:
         None,
         "the folder of a run to take the first parameters from; `takes`: 'all' or 'backbone'; "
         "`mixed_with`, `mixed_fraction`: a second run to average them with, and its fraction",
-        settings={"": Start},  # its name is a folder
     )
-    distill: float = _option(
-        0.0, "weight of a loss that keeps the similarities of the pretrained backbone", least=0
+    distill: _Weight = _option(
+        0.0, "weight of a loss that keeps the similarities of the pretrained backbone"
     )
     ladder: Sequence[dict] = _option(
         (), "steps of fine-tuning, each a name and the fields that it changes: docs/finetune.md"
     )
     trained: Spec = _option(
-        "all",
+        {"name": "all"},
         "which parameters learn: 'all'; 'last': all but the backbone; of the backbone only the "
         "last `count` 'blocks', the 'biases', low-rank adapters ('lora'), or 'prompts'",
     )
     features: Computed | Cached = _option(
-        "computed",
+        Computed(),
         "with trained='last', 'cached' computes the features of the backbone once for every image "
         "and trains on them; `views`: augmented features of each image",
-        settings={"computed": Computed, "cached": Cached},
     )
     held_out: LastClasses | Fold | None = _option(
         None,
         "training classes to hold out for validation: a fraction such as 0.2, or dict(name='fold', "
         "index=0, count=4, seed=None)",
-        settings={"last": LastClasses, "fold": Fold},
     )
     select: str = _option(
         "last", "the step that counts: 'last', or the best by a score such as 'val/MAP@R'"
     )
-    patience: int | None = _option(
-        None, "stop after more than this many evaluations without improvement of `select`", least=0
+    patience: Natural | None = _option(
+        None, "stop after more than this many evaluations without improvement of `select`"
     )
-    evaluate: EvaluationOptions
-    checkpoint: CheckpointOptions
-    log_every: int = _option(20, "steps between two log lines", least=1)
-    pictures: Page | None = _option(
-        "page",
+    evaluate: EvaluationOptions = EvaluationOptions()
+    checkpoint: CheckpointOptions = CheckpointOptions()
+    log_every: Positive = _option(20, "steps between two log lines")
+    pictures: Page | Movie | None = _option(
+        Page(),
         "'page': the page of the run; 'movie': also a movie of the test embeddings, with "
         "`frame_ms` and `last_frame_ms`; `projector`: images in TensorBoard's projector",
-        settings={"page": Page, "movie": Movie},
     )
     notes: str = _option("", "your own notes")
-    runtime: RuntimeOptions
+    runtime: RuntimeOptions = RuntimeOptions()
 
     def __post_init__(self) -> None:
         if self.patience is not None and self.select == "last":
@@ -320,54 +349,23 @@ class Options:
 SECTIONS: dict[str, Any] = {
     field.name: field.type
     for field in dataclasses.fields(Options)
-    if dataclasses.is_dataclass(field.type)
+    if dataclasses.is_dataclass(field.type) and "meaning" not in field.metadata
 }
-
-
-def fields_of(section: Any) -> dict[str, dataclasses.Field]:
-    """Returns the fields of a dataclass of options by their names."""
-    return {field.name: field for field in dataclasses.fields(section)}
-
-
-def defaults_of(section: Any) -> dict[str, Any]:
-    """Returns the defaults of the fields of a dataclass of options; {} for a section."""
-    defaults: dict[str, Any] = {}
-    for name, field in fields_of(section).items():
-        if name in SECTIONS:
-            defaults[name] = {}
-        elif field.default_factory is not _REQUIRED:
-            defaults[name] = field.default_factory()
-        elif field.default is not _REQUIRED:
-            defaults[name] = field.default
-    return defaults
-
-
-def takes(field: dataclasses.Field, type_: type) -> bool:
-    """Returns True if the value of a field may be of a type, such as `Spec` or `NoneType`."""
-    return type_ in (field.type, *typing.get_args(field.type))
-
-
-def allowed_values(field: dataclasses.Field) -> str:
-    """Returns the values of a field with bounds or choices as text: "1 or more, or None"."""
-    rule, words = field.metadata, []
-    if "below" in rule:
-        words.append(f"at least {rule['least']} and below {rule['below']}")
-    elif "least" in rule:
-        words.append(f"{rule['least']} or more")
-    words += map(repr, rule.get("choices", ()))
-    words += ["None"] if takes(field, type(None)) else []
-    return (", or " if " " in words[0] else " or ").join(words)
 
 
 def rows(section: Any = Options, prefix: str = "") -> Iterator[tuple[str, str, str]]:
     """Yields `(field, default, meaning)` of every field, for help and for the documentation."""
-    defaults = defaults_of(section)
-    for name, field in fields_of(section).items():
-        if name in SECTIONS:
-            yield from rows(SECTIONS[name], f"{name}.")
+    for field in dataclasses.fields(section):
+        if field.name in SECTIONS:
+            yield from rows(SECTIONS[field.name], f"{field.name}.")
             continue
-        default = f"default {defaults[name]!r}" if name in defaults else "required"
-        meaning = field.metadata["meaning"]
-        if {"least", "choices"} & set(field.metadata):
-            meaning += f" ({allowed_values(field)})"
-        yield f"{prefix}{name}", default, meaning
+        factory = field.default_factory
+        value: Any = field.default if factory is _REQUIRED else factory()
+        value = getattr(value, "name", value)
+        if isinstance(value, dict) and set(value) == {"name"}:
+            value = value["name"]
+        default = "required" if value is _REQUIRED else f"default {value!r}"
+        allowed, meaning = schema.words(field.type), field.metadata["meaning"]
+        if "dict(" not in allowed and ("at least" in allowed or "'" in allowed):
+            meaning += f" ({allowed})"
+        yield f"{prefix}{field.name}", default, meaning

@@ -134,11 +134,17 @@ def _changed(**fields):
         ({"operations": [{"name": "eval", "code": "1"}]}, "'eval' is not an operation"),
         ({"operations": [{"name": "random_flip"}]}, "'random_flip' is not an operation"),
         ({"operations": [{"name": {}}]}, "{} is not an operation"),
-        ({"operations": [_CROP | {"size": True}]}, "center_crop.size must be int, got True"),
+        (
+            {"operations": [_CROP | {"size": True}]},
+            "center_crop.size must be a whole number, got True",
+        ),
         ({"operations": [_RESIZE | {"filter": "box"}]}, "'bilinear' or 'bicubic', got 'box'"),
         ({"operations": [_RESIZE | {"filter": "bicubic"}]}, "needs filter='bilinear'"),
         ({"operations": [_CROP | {"filter": "bicubic"}]}, "filter is not a known field"),
-        ({"operations": [_SCALED | {"scaled_decode": 1}]}, "scaled_decode must be bool, got 1"),
+        (
+            {"operations": [_SCALED | {"scaled_decode": 1}]},
+            "scaled_decode must be True or False, got 1",
+        ),
         ({"operations": "center_crop"}, "operations must be a list"),
     ],
 )

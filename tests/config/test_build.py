@@ -8,9 +8,10 @@ import pytest
 from PIL import Image
 from system import tiny
 
-from dmljax.config import fields, method, registry, timing
+from dmljax.config import data as timing
+from dmljax.config import fields, method, registry
 from dmljax.config.build import build
-from dmljax.config.registry import options_of
+from dmljax.config.fields import options_of
 from dmljax.data import sampling
 from dmljax.data.sampling import sampler as samplers
 

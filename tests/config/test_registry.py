@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jaxtyping import Bool, Float
 
-from dmljax.config import fields, registry
+from dmljax.config import registry
 from dmljax.losses import pnp_penalties
 from dmljax.miners import selections
 from dmljax.nets.attention import average_heads
@@ -82,6 +82,7 @@ def test_every_loss_of_a_batch_is_in_the_table():
 
 
 VALUES = (3, 2.5, "a", True, None, [1, 2], ["a"], [[1.0]], {"x": 1})
+INNER = r"\S+ must be"  # an item of a list or dict that does not fit is named itself
 FITTING = [  # annotations, the VALUES that fit, words of the refusal
     (float, [3, 2.5], "a number"),
     (int, [3], "a whole number"),
@@ -89,11 +90,11 @@ FITTING = [  # annotations, the VALUES that fit, words of the refusal
     (float | None, [3, 2.5, None], "a number or None"),
     (Optional[int], [3, None], "a whole number or None"),  # noqa: UP045  of a user
     (tuple, [[1, 2], ["a"], [[1.0]]], "a list"),
-    (tuple[int, ...], [[1, 2]], r"a list \(tuple\[int, \.\.\.\]\)"),
-    (tuple[float, float], [[1, 2]], r"a list \(tuple\[float, float\]\)"),
-    (list[str], [["a"]], r"a list \(list\[str\]\)"),
-    (Sequence[Sequence[float]], [[[1.0]]], r"a list \(.*Sequence\[.*Sequence\[float\]\]\)"),
-    (Mapping[str, int], [{"x": 1}], "a dict"),
+    (tuple[int, ...], [[1, 2]], "a list"),
+    (tuple[float, float], [[1, 2]], "a list"),
+    (list[str], [["a"]], "a list"),
+    (Sequence[Sequence[float]], [[[1.0]]], "a list"),
+    (Mapping[str, int], [{"x": 1}], "an object"),
     (Literal["a", 3], [3, "a"], "'a' or 3"),
     (Callable[[int], int] | None, [None], "a function or None"),
     (options.Spec, ["a"], r"a name or dict\(name='...', ...\)"),
@@ -110,10 +111,10 @@ def test_every_kind_of_annotation_is_judged(annotation, fitting, words):
     for value in VALUES:
         arguments = "f", {"x": value}, {"x": annotation}
         if any(value is fit for fit in fitting) or value in [x for x in fitting if x is not True]:
-            fields.check(*arguments)
+            registry.check(*arguments)
         else:
-            with pytest.raises(TypeError, match=rf"^f: x must be {words}, not"):
-                fields.check(*arguments)
+            with pytest.raises(ValueError, match=rf"^f: x({INNER}| must be {words}, got)"):
+                registry.check(*arguments)
 
 
 @pytest.mark.parametrize("kind", [*registry.KINDS, *registry.ARGUMENTS])
@@ -126,8 +127,8 @@ def test_every_keyword_of_a_table_is_judged(kind):
             assert parameter.annotation is not parameter.empty, (kind, name, parameter.name)
             accepted = []
             for value in VALUES:
-                with contextlib.suppress(TypeError):
-                    fields.check(name, {"x": value}, {"x": parameter.annotation})
+                with contextlib.suppress(ValueError):
+                    registry.check(name, {"x": value}, {"x": parameter.annotation})
                     accepted.append(value)
             takes_all = parameter.name == "dtype" or (kind == "net" and parameter.name == "parent")
             assert takes_all or len(accepted) < len(VALUES), (kind, name, parameter.name)

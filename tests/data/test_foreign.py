@@ -60,7 +60,7 @@ def test_batches_of_foreign_functions(my_module):
 def test_a_foreign_function_of_another_kind_is_refused(my_module):
     with pytest.raises(ValueError, match="is not a sampler: it must take 1"):
         registry.resolve("sampler", f"{my_module}:darker")
-    with pytest.raises(TypeError, match="has no argument 'gamma'"):
+    with pytest.raises(ValueError, match="has no argument 'gamma'"):
         registry.resolve("transform", {"name": f"{my_module}:darker", "gamma": 1})
 
 

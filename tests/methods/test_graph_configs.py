@@ -12,7 +12,8 @@ from ml_collections import ConfigDict
 from system import load_module
 
 from dmljax import nets
-from dmljax.config import fields, registry, timing
+from dmljax.config import data as timing
+from dmljax.config import fields, registry
 from dmljax.config.build import build
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"

@@ -233,7 +233,7 @@ def test_a_method_with_prefixes_adds_their_losses_to_that_of_the_whole_width(nam
         ("pairs", {"prefixes": [4, 2]}, ValueError, "ascending numbers of dimensions"),
         ("pairs", {"prefixes": [2], "unit": False}, ValueError, "prefixes are unit vectors"),
         ("dvml", {"prefixes": [2]}, TypeError, "dvml has no argument 'prefixes'"),
-        ("pairs", {"prefixes": [2.5]}, TypeError, "prefixes must be a list"),
+        ("pairs", {"prefixes": [2.5]}, ValueError, r"prefixes\[0\] must be a whole number"),
     ],
 )
 def test_prefixes_that_a_method_cannot_have_are_refused_before_training(

@@ -195,7 +195,7 @@ def test_a_config_names_a_net_and_its_options():
     assert (net.blocks, net.last_stride, net.classes) == ((3, 4, 6, 3), 1, 5)
     assert registry.resolve("net", "googlenet")().lrn_size == 5
     for name in ("resnet50", "googlenet", "bn_inception", "convnext_t", "vit_s16", "convnet"):
-        with pytest.raises(TypeError, match=r"no argument 'clases': did you mean 'classes'\?"):
+        with pytest.raises(ValueError, match=r"no argument 'clases': did you mean 'classes'\?"):
             registry.resolve("net", {"name": name, "clases": 5})
     with pytest.raises(ValueError, match="did you mean 'resnet50'"):
         registry.resolve("net", "resnet_50")

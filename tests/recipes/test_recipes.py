@@ -41,11 +41,11 @@ def test_arguments_have_the_types_of_the_signature():
     ("text", "message"),
     [
         ("knd=gat", r"no argument 'knd': did you mean 'kind'\?$"),
-        ("deep=no", "the argument 'deep=no' needs True or False: write deep=True"),
-        ("deep", "the argument 'deep' needs True or False"),
-        ("depth=x", "the argument 'depth=x' needs a whole number: write depth=1"),
-        ("share=x", "the argument 'share=x' needs a number: write share=0.0"),
-        ("depth=None", "the argument 'depth=None' needs a whole number"),
+        ("deep=no", "the argument deep must be True or False, got 'no'"),
+        ("deep", "the argument deep must be True or False, got ''"),
+        ("depth=x", "the argument depth must be a whole number, got 'x'"),
+        ("share=x", "the argument share must be a number, got 'x'"),
+        ("depth=None", "the argument depth must be a whole number, got None"),
     ],
 )
 def test_a_wrong_argument_is_refused_in_one_line(text, message):

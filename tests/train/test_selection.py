@@ -186,7 +186,7 @@ def test_a_share_of_the_images_or_of_the_classes(tmp_path):
     assert saved["dataset"]["image_fraction"] == 0.5
     with pytest.raises(ValueError, match=r"share of the classes must be above 0 .*not 1.5"):
         train(class_fraction=1.5)
-    with pytest.raises(TypeError, match=r"image_fraction must be a number, not 'half'"):
+    with pytest.raises(ValueError, match=r"image_fraction must be a number, got 'half'"):
         train(image_fraction="half")
 
 
