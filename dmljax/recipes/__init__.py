@@ -6,13 +6,11 @@ set chosen; without them `--config=abe:dataset=cars196,learners=4` is the same r
 
 from dmljax.recipes.abe import abe
 from dmljax.recipes.arguments import config_function
+from dmljax.recipes.baselines import multi_similarity, proxy_anchor
 from dmljax.recipes.dvml import dvml
 from dmljax.recipes.graph import graph
-from dmljax.recipes.mnist import mnist
-from dmljax.recipes.multi_similarity import multi_similarity
 from dmljax.recipes.photos import cars, cub, folder, glyphs, inshop, sop
-from dmljax.recipes.proxy_anchor import proxy_anchor
-from dmljax.recipes.tinyimagenet import tinyimagenet
+from dmljax.recipes.posts import mnist, tinyimagenet
 
 __all__ = [
     "NAMES",

@@ -91,7 +91,7 @@ FITTING = [  # annotations, the VALUES that fit, words of the refusal
     (Optional[int], [3, None], "a whole number or None"),  # noqa: UP045  of a user
     (tuple, [[1, 2], ["a"], [[1.0]]], "a list"),
     (tuple[int, ...], [[1, 2]], "a list"),
-    (tuple[float, float], [[1, 2]], "a list"),
+    (tuple[float, float], [[1, 2]], "a list( of 2 values)?"),
     (list[str], [["a"]], "a list"),
     (Sequence[Sequence[float]], [[[1.0]]], "a list"),
     (Mapping[str, int], [{"x": 1}], "an object"),
