@@ -94,7 +94,7 @@ _EXTRAS: Mapping[str, Mapping[str, Any]] = {
     "net": {"weights": str | None},
     "normalize": {"force": bool},
     "sampler": {"every": Length},
-    # Lengths, which `config.timing` turns into steps.
+    # Lengths, which `config.optimizer` turns into steps.
     "schedule": {"warmup": Length, "at": Sequence[Length]},
 }
 

@@ -10,6 +10,7 @@ import pytest
 from system import tiny
 
 from dmljax import nets, weights
+from dmljax.config import fields
 from dmljax.config.build import build
 from dmljax.runs import summary
 from dmljax.train import initial_state
@@ -24,7 +25,7 @@ SMALL = {"blocks": [1, 1, 1, 1], "width": 4}
 def normalization(folder, normalize, **net):
     config = tiny(folder, normalize=normalize, net=net)
     config["transform"] = config["eval_transform"] = {"name": "standard_eval", "size": 32}
-    return build(config).config["normalize"]
+    return fields.short(build(config).config["normalize"])
 
 
 @pytest.fixture
