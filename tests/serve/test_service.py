@@ -324,7 +324,7 @@ def test_tokens_adding_deleting_and_the_end(bundle_folder, token_file, tmp_path,
             ({"id": "x"}, 400, "an image or a vector"),
             ({"id": "x", "vector": unit} | image, 400, "an image or a vector"),
             ({"id": "x", "name": 1} | image, 400, "unknown field"),
-            ({"id": "x", "vector": [1.0]}, 422, f"not {D}"),
+            ({"id": "x", "vector": [1.0]}, 422, f"pass [n, {D}]"),
             ({"id": "x", "metadata": [1]} | image, 400, "metadata"),
             (image, 400, "`id`"),
         ):
