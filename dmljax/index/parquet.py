@@ -101,7 +101,7 @@ def about(path: str | os.PathLike) -> About:
         model = similarity = None
     if hasattr(kind := schema.field(name).type, "list_size"):
         return About(model, similarity, kind.list_size)
-    batch = next(read(file, 1), None)
+    batch = next(read(file), None)
     return About(model, similarity, 0 if batch is None else batch.vectors.shape[1])
 
 
