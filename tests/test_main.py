@@ -70,7 +70,7 @@ def test_a_field_with_a_help_is_a_flag():
     parser.add_fields(flags, _Flags)
     for words, changed in (([], []), (["--count=3"], []), (["--count=0", "--where=a"], None)):
         names = ["--count", "--where"] if changed is None else changed
-        assert parser.changed(flags.parse_args(words), _Flags) == names
+        assert parser.given(flags.parse_args(words), _Flags) == names
 
 
 @pytest.mark.parametrize(

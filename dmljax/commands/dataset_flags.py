@@ -7,7 +7,7 @@ from typing import Any
 from dmljax.commands.parser import refuse
 from dmljax.config import registry
 from dmljax.data.splits import Splits
-from dmljax.hints import counted
+from dmljax.hints import check_known, counted
 
 
 def add_dataset(parser: argparse.ArgumentParser) -> None:
@@ -30,10 +30,8 @@ def dataset_of(verb: str, name: str | None, extras: Sequence[str]) -> dict[str, 
             refuse(verb, [word])
         spec[argument] = value
     if "split" in spec:
-        try:
-            spec["split"] = float(spec["split"])
-        except ValueError:
-            spec["split"] = spec["split"].split(",")
+        is_number = spec["split"].replace(".", "", 1).isdigit()
+        spec["split"] = float(spec["split"]) if is_number else spec["split"].split(",")
     return spec
 
 
@@ -51,8 +49,7 @@ def write_split(bundle: Any, name: str, root: str | None, folder: str) -> None:
     from dmljax.config.fields import PATHS
     from dmljax.data import image_files
 
-    if name not in ("train", "test"):
-        raise ValueError(f"--split={name} is unknown: choose train or test")
+    check_known("--split: there is no", [name], ("train", "test"))
     spec = dict(bundle.manifest.config["dataset"])
     # A bundle keeps the last part of a path, which may be something else in this folder.
     field = next((field for field in PATHS["dataset"] if spec.get(field)), None)
@@ -63,12 +60,9 @@ def write_split(bundle: Any, name: str, root: str | None, folder: str) -> None:
         )
     if root:
         spec[field or "root"] = root
-    splits = load(spec)
+    split = getattr(load(spec), name)
     try:
-        count = image_files.write(
-            getattr(splits, name), folder, about={"dataset": spec, "split": name}
-        )
+        count = image_files.write(split, folder, about={"dataset": spec, "split": name})
     except OSError as error:
-        reason = error.strerror or error
-        raise OSError(f"--images={folder} cannot be written: {reason}") from None
+        raise OSError(f"--images={folder} cannot be written: {error.strerror or error}") from None
     print(f"wrote {counted(count, 'image')} to {folder}")

@@ -29,66 +29,66 @@ from collections.abc import Sequence
 from typing import Any
 
 from dmljax.commands import evaluate, export
-from dmljax.commands.parser import add_fields, changed, flag, given, leave_out, refuse, values_of
+from dmljax.commands.parser import SHARD, add_fields, flag, given, leave_out, refuse, values_of
+from dmljax.files import parts
 from dmljax.hints import counted
 
 
 @dataclasses.dataclass(frozen=True)
+class Flags:
+    """Arguments of both functions that embed."""
+
+    prefix: int | None = flag(None, "write only the first PREFIX dimensions (Matryoshka)", type=int)
+    shard: str | None = flag(None, "embed only part I of N of the rows", **SHARD)
+
+
+@dataclasses.dataclass(frozen=True)
 class RunFlags:
-    """Flags of the embeddings of a run."""
+    """Arguments of the function that embeds a split of a run."""
 
     dtype: str = flag("float32", "number type: float32 or float16")
     synthetic: bool = flag(False, "also write synthetic features (runs of dvml)")
 
 
-@dataclasses.dataclass(frozen=True)
-class Flags:
-    """Flags of all embeddings."""
-
-    out: str | None = flag(None, "folder to write")
-    prefix: int | None = flag(None, "write only the first PREFIX dimensions (Matryoshka)", type=int)
-    images: str | None = flag(None, "with a bundle or --net: folder or Parquet list of images")
-    shard: str | None = flag(None, "embed only part I of N of the rows", metavar="I/N")
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    evaluate.add_run(parser)
-    for kind in (evaluate.SplitFlags, RunFlags, Flags, export.BackboneFlags):
+    evaluate.add_run(parser, split=True)
+    parser.add_argument("--out", help="folder to write")
+    parser.add_argument("--images", help="with a bundle or --net: folder or Parquet list of images")
+    for kind in (Flags, RunFlags, export.BackboneFlags):
         add_fields(parser, kind)
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
-    from dmljax.files import parts
-
-    shard = parts.parse(arguments.shard) if arguments.shard else None
+    options = values_of(arguments, Flags)
     if arguments.images:
-        return _embed_collection(arguments, extras, shard or parts.Shard(0, 1))
-    if arguments.net or arguments.weights:
-        raise ValueError("--net and --weights need --images, the folder of images to embed")
-    folder, options = evaluate.run_of("embed", arguments, extras)
+        return _embed_collection(arguments, extras, options)
+    leave_out(given(arguments, "net", "weights"), "without --images, a run is embedded")
+    folder, checkpoint = evaluate.run_of("embed", arguments, extras)
     if not arguments.out:
         raise ValueError("embed needs --out, the folder to write")
     from dmljax.runs import export as run_export
 
-    options |= values_of(arguments, RunFlags) | {"prefix": arguments.prefix, "shard": shard}
+    options |= values_of(arguments, RunFlags) | checkpoint
     written = run_export.embeddings(folder, arguments.out, split=arguments.split, **options)
     text = f"{written.folder}: {written.images:,} embeddings"
     if written.unreadable:
         text += f", {counted(written.unreadable, 'NaN row')} (no readable image)"
-    if shard is not None:
+    if shard := arguments.shard:
         text += f"; {written.finished_parts:,} of {shard.count:,} parts are complete"
     print(text)
     return 0
 
 
-def _embed_collection(arguments: argparse.Namespace, extras: Sequence[str], shard: Any) -> int:
+def _embed_collection(
+    arguments: argparse.Namespace, extras: Sequence[str], options: dict[str, Any]
+) -> int:
     refuse("embed", extras)
     if bool(arguments.run) == bool(arguments.net) or not arguments.out:
         raise ValueError(
             "--images needs a bundle or --net, and --out: dmljax embed photos.bundle "
             "--images=collection/ --out=vectors/"
         )
-    flags = changed(arguments, evaluate.SplitFlags, evaluate.StepFlags, RunFlags)
+    flags = given(arguments, "split", "step", RunFlags)
     leave_out(flags, "--images is embedded by a bundle, not by a run")
     if not arguments.net:
         leave_out(given(arguments, "weights"), "a bundle has its weights")
@@ -96,16 +96,14 @@ def _embed_collection(arguments: argparse.Namespace, extras: Sequence[str], shar
     from dmljax.train import compilation
 
     compilation.keep_programs()
-    bundle = arguments.run
+    bundle, options["shard"] = arguments.run, arguments.shard or parts.Shard(0, 1)
     if arguments.net:
         weights = backbones.weights_of(arguments.net, arguments.weights)
         bundle = backbones.opened(arguments.net, weights)
-    facts = collection.embed(
-        bundle, arguments.images, arguments.out, shard=shard, prefix=arguments.prefix
-    )
+    facts = collection.embed(bundle, arguments.images, arguments.out, **options)
     (first, stop), left_out, folder = facts["rows"], facts["left_out"], facts["folder"]
-    complete = shard.count - len(facts["missing"])
-    parts_text = f"{complete:,} of {shard.count:,} parts are complete"
+    count = options["shard"].count
+    parts_text = f"{count - len(facts['missing']):,} of {count:,} parts are complete"
     print(f"{folder}: {stop - first - left_out:,} embeddings; {parts_text}")
     if left_out:
         print(f"left out: {left_out:,}, see {folder}/{collection.LEFT_OUT}", file=sys.stderr)

@@ -5,21 +5,17 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from dmljax.files import machine
 
 _DEVICES = ("nvidia[0-9]*", "dxg", "kfd", "accel*", "vfio/[0-9]*")  # GPUs and TPUs
-# A flag is its name, its value, and the versions of jaxlib that know it.
-_FOR_CPUS = (
-    (
-        "xla_cpu_experimental_ynn_fusion_type",
-        "-individual_convolution",
-        ("0.10.", "0.11.", "0.12."),
-    ),
-    ("xla_cpu_use_fusion_emitters", "false", ("0.10.",)),
-)
-_DETERMINISM = (("xla_gpu_deterministic_ops", "true", ("0.10.", "0.11.", "0.12.")),)
+# A flag, and the versions of jaxlib that know it: another version aborts the process.
+_FOR_CPUS = {
+    "xla_cpu_experimental_ynn_fusion_type=-individual_convolution": ("0.10.", "0.11.", "0.12."),
+    "xla_cpu_use_fusion_emitters=false": ("0.10.",),
+}
+_DETERMINISM = {"xla_gpu_deterministic_ops=true": ("0.10.", "0.11.", "0.12.")}
 
 
 def settle_environment() -> None:
@@ -70,14 +66,12 @@ def _has_accelerator() -> bool:
     return any(glob.glob(f"/dev/{name}") for name in _DEVICES)
 
 
-def _add(flags: Iterable[tuple[str, str, tuple[str, ...]]]) -> None:
+def _add(flags: Mapping[str, tuple[str, ...]]) -> None:
     """Adds flags to XLA_FLAGS that the user has not set and this version of jaxlib knows."""
-    text = os.environ.get("XLA_FLAGS", "")
-    version = importlib.metadata.version("jaxlib")
-    for name, value, versions in flags:
-        # A version of jaxlib that does not know a flag aborts the process.
-        if name not in text and version.startswith(versions):
-            text = f"{text} --{name}={value}".strip()
+    text, version = os.environ.get("XLA_FLAGS", ""), importlib.metadata.version("jaxlib")
+    for flag, versions in flags.items():
+        if flag.partition("=")[0] not in text and version.startswith(versions):
+            text = f"{text} --{flag}".strip()
     os.environ["XLA_FLAGS"] = text
 
 

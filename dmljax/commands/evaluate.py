@@ -10,37 +10,26 @@ names them.
 """
 
 import argparse
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from dmljax.commands.parser import add_fields, add_trust, flag, refuse
+from dmljax.commands.parser import add_trust, refuse
 from dmljax.files import reading
 
 
-@dataclasses.dataclass(frozen=True)
-class SplitFlags:
-    """Selects the split of a run that a command reads."""
-
-    split: str = flag("test", "train, val or test")
-
-
-@dataclasses.dataclass(frozen=True)
-class StepFlags:
-    """Selects the checkpoint of a run that a command reads."""
-
-    step: int | None = flag(None, "step of the checkpoint; by default the selected one", type=int)
-
-
-def add_run(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments that name a checkpoint of a run."""
+def add_run(parser: argparse.ArgumentParser, *, split: bool = False) -> None:
+    """Adds the arguments that name a checkpoint of a run, and with `split` the flag `--split`."""
     parser.add_argument("run", nargs="?", help="folder of a run, such as runs/glyphs")
+    if split:
+        text = "train, val or test (default %(default)s)"
+        parser.add_argument("--split", default="test", help=text)
     add_step(parser)
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:
-    """Adds `StepFlags` and the flag `--trust-modules`, to read a checkpoint."""
-    add_fields(parser, StepFlags)
+    """Adds the flags `--step` and `--trust-modules`, to read a checkpoint."""
+    text = "step of the checkpoint; by default the selected one"
+    parser.add_argument("--step", type=int, help=text)
     add_trust(parser)
 
 
@@ -70,8 +59,7 @@ def overrides_of(verb: str, extras: Sequence[str]) -> list[str]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
-    add_fields(parser, SplitFlags)
+    add_run(parser, split=True)
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:

@@ -27,16 +27,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from dmljax.commands import evaluate
-from dmljax.commands.parser import (
-    add_fields,
-    batch_sizes,
-    changed,
-    flag,
-    given,
-    leave_out,
-    refuse,
-    values_of,
-)
+from dmljax.commands.parser import add_fields, flag, given, leave_out, refuse, values_of
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """Returns the numbers of `--batch-sizes=1,8,32`."""
+    return tuple(map(int, text.split(",")))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +58,7 @@ class ProgramFlags:
     onnx: bool = flag(False, "also write the program as ONNX")
     license: str | None = flag(None, "license to name in the model card")
     batch_sizes: tuple[int, ...] | None = flag(
-        None, "batch sizes to compile, such as 1,8,32", type=batch_sizes, metavar="SIZES"
+        None, "batch sizes to compile, such as 1,8,32", type=sizes, metavar="SIZES"
     )
 
 
@@ -74,48 +70,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_fields(parser, kind)
 
 
-def _export_backbone(
-    arguments: argparse.Namespace, extras: Sequence[str], program: dict[str, Any]
-) -> pathlib.Path:
-    refuse("export", extras)
-    flags = changed(arguments, RunFlags, evaluate.StepFlags)
-    leave_out(["the run"] * bool(arguments.run) + flags, "--net exports a backbone without a run")
-    from dmljax.bundle import backbones
+def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
+    out = arguments.out
+    if not out:
+        raise ValueError("export needs --out, the folder to write, such as photos.bundle")
+    values = values_of(arguments, ProgramFlags)
+    program: dict[str, Any] = {name: x for name, x in values.items() if x}
+    if arguments.net:
+        refuse("export", extras)
+        flags = ["the run"] * bool(arguments.run) + given(arguments, RunFlags, "step")
+        leave_out(flags, "--net exports a backbone without a run")
+        from dmljax.bundle import backbones
 
-    names = (arguments.net, arguments.weights, arguments.out)
-    return backbones.export(*names, vocabulary=arguments.vocabulary, **program)
-
-
-def _export_run(
-    arguments: argparse.Namespace, extras: Sequence[str], program: dict[str, Any]
-) -> pathlib.Path:
-    leave_out(given(arguments, "weights", "vocabulary"), "a run has its own weights, unlike --net")
+        program["vocabulary"] = arguments.vocabulary
+        bundle = backbones.export(arguments.net, arguments.weights, out, **program)
+        return _print_bundle(bundle, "net")
+    flags = given(arguments, "weights", "vocabulary")
+    leave_out(flags, "a run has its own weights, unlike --net")
     folder, options = evaluate.run_of("export", arguments, extras)
     options["allow_worse"] = arguments.allow_worse
     if not arguments.adapter:
         from dmljax.bundle import exporting
 
-        return exporting.export(folder, arguments.out, **options, **program)
-    leave_out(changed(arguments, ProgramFlags), "--adapter writes no program and no card")
+        bundle = exporting.export(folder, out, **options, **program)
+        return _print_bundle(bundle, "checkpoint")
+    leave_out(given(arguments, ProgramFlags), "--adapter writes no program and no card")
     from dmljax.runs import export as run_export
 
-    return run_export.adapter(folder, arguments.out, **options)
+    adapter = run_export.adapter(folder, out, **options)
+    print(f"{adapter}: {_size(adapter)}; the adapters of the backbone, without the head")
+    return 0
 
 
-def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
-    if not arguments.out:
-        raise ValueError("export needs --out, the folder to write, such as photos.bundle")
-    program = {name: x for name, x in values_of(arguments, ProgramFlags).items() if x}
-    export_fn = _export_backbone if arguments.net else _export_run
-    bundle = export_fn(arguments, extras, program)
-    size = f"{sum(path.stat().st_size for path in bundle.iterdir()) / 1e6:.1f} MB"
-    if arguments.adapter:
-        print(f"{bundle}: {size}; the adapters of the backbone, without the head")
-        return 0
-    source = "net" if arguments.net else "checkpoint"
-    print(f"{bundle}: {size}; every program gives the embeddings of the {source} (README.md)")
+def _size(folder: pathlib.Path) -> str:
+    return f"{sum(path.stat().st_size for path in folder.iterdir()) / 1e6:.1f} MB"
+
+
+def _print_bundle(bundle: pathlib.Path, source: str) -> int:
     from dmljax.bundle import files
 
+    print(
+        f"{bundle}: {_size(bundle)}; every program gives the embeddings of the {source} (README.md)"
+    )
     for name, entry in files.read_manifest(bundle).thresholds.items():
         if (rate := entry.test.fmr) is not None:
             where = "the test split" if entry.chosen_on == "val" else "other test classes"

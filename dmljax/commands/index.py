@@ -60,12 +60,8 @@ class Flags:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("verb", nargs="?", help=", ".join(_VERBS))
     parser.add_argument("words", nargs="*", metavar="INDEX", help="index; then ids, or a file")
-    parser.add_argument(
-        "--import",
-        dest="source",
-        metavar="FILE",
-        help=f"{_FILL}: Parquet file or folder of vectors",
-    )
+    text = f"{_FILL}: Parquet file or folder of vectors"
+    parser.add_argument("--import", dest="source", metavar="FILE", help=text)
     add_fields(parser, Flags)
     add_trust(parser)
 
@@ -78,10 +74,8 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         raise ValueError(f"index needs a verb: {', '.join(_VERBS)} (dmljax index --help)")
     check_known("index does not know the verb", [verb], _VERBS)
     run_fn, flags = _VERBS[verb]
-    for name, value in vars(arguments).items():
-        if value and name not in ("verb", "words", "verbose", *flags):
-            flag = {"source": "import"}.get(name, name.replace("_", "-"))
-            raise ValueError(f"--{flag} does not belong to `dmljax index {verb}` (see --help)")
+    if wrong := set(arguments.given) - {"--verbose", *flags}:
+        raise ValueError(f"{min(wrong)} does not belong to `dmljax index {verb}` (see --help)")
     if not words:
         raise ValueError(f"`dmljax index {verb}` needs an index: a folder or postgresql://...")
     if len(words) > 1 and run_fn not in (_remove, _export):
@@ -208,14 +202,14 @@ def _export(_: argparse.Namespace, place: str, *paths: str) -> int:
     return 0
 
 
-_FLAGS = ("bundle", "images", "split", "root", "source", "replace", "trust_modules")
+_FLAGS = ("--bundle", "--images", "--split", "--root", "--import", "--replace", "--trust-modules")
 # The function of every verb, and the flags that belong to it.
 _VERBS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
     "create": (_fill, _FLAGS),
     "add": (_fill, _FLAGS),
-    "reindex": (_fill, (*_FLAGS, "drop_missing")),
-    "remove": (_remove, ("not_in", "yes")),
-    "list": (_list, ("items",)),
+    "reindex": (_fill, (*_FLAGS, "--drop-missing")),
+    "remove": (_remove, ("--not-in", "--yes")),
+    "list": (_list, ("--items",)),
     "compact": (_compact, ()),
     "check": (_check, ()),
     "export": (_export, ()),

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from dmljax.files import parts
+
 # Errors that the user can correct: one line, no traceback.
 USER_ERRORS = (ValueError, TypeError, OSError, FloatingPointError, ImportError)
 
@@ -22,9 +24,15 @@ class Parser(argparse.ArgumentParser):
             ),
             allow_abbrev=False,
         )
-        self.add_argument(
-            "--verbose", action="store_true", help="also print the messages of the libraries"
-        )
+        self.add_argument("--verbose", action="store_true", help="print messages of the libraries")
+
+    def parse_known_args(self, args=None, namespace=None):
+        arguments, extras = super().parse_known_args(args, namespace)
+        values = {x: getattr(arguments, x.dest, None) for x in self._actions if x.option_strings}
+        arguments.given = [
+            x.option_strings[0] for x, v in values.items() if v not in (x.default, None)
+        ]
+        return arguments, extras
 
     def error(self, message: str):
         raise ValueError(f"{message} (see {self.prog} --help)")
@@ -58,24 +66,21 @@ def add_fields(parser: Any, kind: Any, *, prefix: str = "") -> None:
 
 def values_of(arguments: argparse.Namespace, kind: Any, *, prefix: str = "") -> dict[str, Any]:
     """Returns the parsed values of the flags that `add_fields` added, by the names of fields."""
-    names = [field.name for field in dataclasses.fields(kind) if "help" in field.metadata]
-    return {name: getattr(arguments, f"{prefix}{name}".replace("-", "_")) for name in names}
+    return {x: getattr(arguments, f"{prefix}{x}".replace("-", "_")) for x in _names(kind)}
 
 
-def changed(arguments: argparse.Namespace, *kinds: Any) -> list[str]:
-    """Returns the flags of dataclasses whose values differ from their defaults."""
-    names = []
-    for field in [x for kind in kinds for x in dataclasses.fields(kind) if "help" in x.metadata]:
-        value = getattr(arguments, field.name)
-        if (tuple(value) if isinstance(value, list) else value) != field.default:
-            names.append(f"--{field.name.replace('_', '-')}")
-    return names
+def _names(kind: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind) if "help" in field.metadata]
 
 
-def given(arguments: argparse.Namespace, *names: str) -> list[str]:
-    """Returns the flags among these arguments that have a value."""
-    flags = {name: f"--{name.replace('_', '-')}" for name in names}
-    return [flag for name, flag in flags.items() if getattr(arguments, name) not in (None, False)]
+def given(arguments: argparse.Namespace, *names: Any) -> list[str]:
+    """Returns the flags with these names, or of these dataclasses, that differ from their defaults.
+
+    `Parser` lists all such flags as `arguments.given`.
+    """
+    words = [word for x in names for word in ([x] if isinstance(x, str) else _names(x))]
+    flags = [f"--{word.replace('_', '-')}" for word in words]
+    return [flag for flag in arguments.given if flag in flags]
 
 
 def leave_out(flags: Sequence[str], reason: str) -> None:
@@ -85,36 +90,20 @@ def leave_out(flags: Sequence[str], reason: str) -> None:
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Adds `--trust-modules`, for commands that read the config of a run or a bundle.
-
-    `main` applies it.
-    """
-    parser.add_argument(
-        "--trust-modules",
-        action="store_true",
-        help="import modules that a run or a bundle names, which runs their code",
-    )
+    """Adds `--trust-modules`, which `main` applies, to a command that reads configs of others."""
+    text = "import modules that a run or a bundle names, which runs their code"
+    parser.add_argument("--trust-modules", action="store_true", help=text)
 
 
-def at_least_one(text: str) -> int:
-    """Returns the value of a flag that is a whole number above 0."""
+def shard(text: str) -> parts.Shard:
+    """Parses the value of a flag such as `--shard=3/8`."""
     try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return number
+        return parts.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def batch_sizes(text: str) -> tuple[int, ...]:
-    """Returns the sizes that `--batch-sizes=1,4,16` names."""
-    try:
-        return tuple(map(at_least_one, text.split(",")))
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a list of positive numbers, such as 1,4,16,64"
-        ) from None
+SHARD = {"metavar": "I/N", "type": shard}  # options of a `flag`
 
 
 def load_bundle(path: str) -> Any:

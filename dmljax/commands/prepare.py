@@ -16,7 +16,6 @@ import inspect
 from collections.abc import Sequence
 
 from dmljax.commands.dataset_flags import add_dataset, dataset_of, load
-from dmljax.commands.parser import at_least_one
 from dmljax.data import prepare
 from dmljax.hints import counted
 
@@ -30,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--geometry", help=f"{', '.join(prepare.GEOMETRIES)} (%(default)s)")
     parser.add_argument("--quality", type=int, help="JPEG quality (%(default)s)")
     parser.add_argument("--unreadable", help="images that cannot be read: raise (default) or skip")
-    parser.add_argument("--shard_size", type=at_least_one, help="images per shard (%(default)s)")
+    parser.add_argument("--shard_size", type=int, help="images per shard (%(default)s)")
     options = inspect.signature(prepare.prepare).parameters.values()
     parser.set_defaults(**{p.name: p.default for p in options if p.default != p.empty})
 

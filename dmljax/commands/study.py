@@ -120,10 +120,6 @@ def _write(table, path: pathlib.Path) -> None:
     from dmljax.files.writing import write_text
     from dmljax.studies import page, printing
 
-    functions = {
-        "md": printing.as_markdown,
-        "tex": printing.as_latex,
-        "csv": printing.as_csv,
-        "html": page.as_html,
-    }
-    write_text(path, functions[path.suffix.removeprefix(".")](table))
+    functions = printing.as_markdown, printing.as_latex, printing.as_csv, page.as_html
+    suffix = path.suffix.removeprefix(".")
+    write_text(path, dict(zip(printing.FORMATS, functions, strict=True))[suffix](table))

@@ -20,11 +20,12 @@ from collections.abc import Mapping, Sequence
 
 from dmljax.commands import environment
 from dmljax.commands.parser import (
+    SHARD,
     USER_ERRORS,
     add_fields,
     add_trust,
-    changed,
     flag,
+    given,
     leave_out,
     print_error,
     refuse,
@@ -50,7 +51,7 @@ class Flags:
         "device, such as h100:8 or v5e:1x1,v5e:2x4,v5e:8x8",
     )
     features: str | None = flag(
-        None, "compute only part I of N of the cached features, and exit", metavar="I/N"
+        None, "compute only part I of N of the cached features, and exit", **SHARD
     )
 
 
@@ -80,6 +81,8 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     if arguments.print:
         print(config_files.table(arguments.config, overrides))
         return 0
+    if arguments.topology is not None and not arguments.dry_run:
+        raise ValueError("--topology needs --dry-run: a run cannot use these devices")
     if arguments.dry_run:
         from dmljax.runs import dry_run
 
@@ -88,20 +91,22 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         for line in dry_run.lines(config, described=names):
             print(line, flush=True)
         return 0
-    if arguments.topology is not None:
-        raise ValueError("--topology needs --dry-run: a run cannot use these devices")
+    processes = given(arguments, ProcessFlags)
     if arguments.features:
-        flags = changed(arguments, Flags, ProcessFlags)
-        ignored = [name for name in flags if name not in ("--config", "--features")]
+        ignored = [*given(arguments, "workdir", "overwrite"), *processes]
         leave_out(ignored, "--features computes features and trains nothing")
-        _compute_features(arguments, overrides)
+        from dmljax.runs import training
+
+        config = config_files.read(arguments.config, overrides)
+        images, folder = training.compute_features(config, shard=arguments.features)
+        print(f"{folder}: {images:,} images of part {arguments.features}")
         return 0
     if _is_deterministic(arguments.config, overrides):
         environment.require_determinism()
-    if not changed(arguments, ProcessFlags):
-        _train(arguments, overrides)
-        return 0
-    return _train_with_others(arguments, overrides)
+    if processes:
+        return _train_with_others(arguments, overrides)
+    _train(arguments, overrides)
+    return 0
 
 
 def _is_deterministic(name: str, overrides: Sequence[str]) -> bool:
@@ -113,16 +118,6 @@ def _is_deterministic(name: str, overrides: Sequence[str]) -> bool:
         return config_files.read(name, overrides)["runtime"]["deterministic"] is True
     except (*USER_ERRORS, LookupError):
         return False
-
-
-def _compute_features(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
-    from dmljax.files import parts
-    from dmljax.runs import training
-
-    shard = parts.parse(arguments.features, flag="--features")
-    config = config_files.read(arguments.config, overrides)
-    images, folder = training.compute_features(config, shard=shard)
-    print(f"{folder}: {images:,} images of part {shard}")
 
 
 def _train(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
@@ -163,7 +158,7 @@ def _train_with_others(arguments: argparse.Namespace, overrides: Sequence[str]) 
         return 0
     import jax
 
-    all_agree = False  # whether all processes end here, so that they can wait for each other
+    status, all_agree = 1, False  # where all processes end here, they can wait for each other
     try:
         _train(arguments, overrides)
         status, all_agree = 0, True
@@ -171,18 +166,16 @@ def _train_with_others(arguments: argparse.Namespace, overrides: Sequence[str]) 
         status, all_agree = int(stopped.code or 0), True
     except KeyboardInterrupt:  # before training, where there is nothing to save
         status = 130
+    except hosts.Process0Failed:
+        status = 2
     except USER_ERRORS as error:
         print_error(error)
-        status = 2
-    except hosts.Process0Failed:
         status = 2
     except jax.errors.JaxRuntimeError as error:
         first_line = str(error).splitlines()[0]
         print_error(f"another process has ended, or the devices failed: {first_line}")
-        status = 1
     except Exception:
         traceback.print_exc()
-        status = 1
     if all_agree:
         jax.distributed.shutdown()
     hosts.leave(status)

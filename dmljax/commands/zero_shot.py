@@ -26,7 +26,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from dmljax.commands.parser import add_fields, flag, refuse
+from dmljax.commands.parser import SHARD, add_fields, flag, refuse
 from dmljax.hints import check_known
 
 _OUT = pathlib.Path("runs/zero-shot")
@@ -39,7 +39,7 @@ class Flags:
     nets: str | None = flag(None, "names of published weights, separated by commas")
     weights: str | None = flag(None, "folder with files of published weights")
     out: str | None = flag(None, "folder to write the page to; runs/zero-shot/NAME by default")
-    shard: str | None = flag(None, "compute only part I of N of the features", metavar="I/N")
+    shard: str | None = flag(None, "compute only part I of N of the features", **SHARD)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,28 +52,26 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     if not arguments.folder:
         raise ValueError("zero-shot needs a folder of images: dmljax zero-shot photos/")
     from dmljax.data.splits import warn_of_one_class
-    from dmljax.files import parts
     from dmljax.runs import zero_shot
     from dmljax.train import compilation
 
     compilation.keep_programs()
-    shard = parts.parse(arguments.shard) if arguments.shard else None
     out = arguments.out or str(_OUT / pathlib.Path(arguments.folder).resolve().name)
     images, are_labeled = zero_shot.images_of_folder(arguments.folder)
-    backbones: list[Any] = _backbones(arguments)
+    backbones: dict[str, pathlib.Path | None] = _backbones(arguments)
     if are_labeled:
         warn_of_one_class(images, arguments.folder)
-        backbones.append(None)  # raw pixels
+        backbones[zero_shot.PIXELS] = None
     elif len(backbones) > 1:
-        names = ", ".join(backbone.name for backbone in backbones[1:])
+        first, *others = backbones
         print(
-            f"images without classes are grouped by one backbone, {backbones[0].name}; not "
-            f"used: {names} (--nets=NAME names another)"
+            f"images without classes are grouped by one backbone, {first}; not used: "
+            f"{', '.join(others)} (--nets=NAME names another)"
         )
-        del backbones[1:]
+        backbones = {first: backbones[first]}
     # One counter, so that each unreadable image is named once.
-    options: dict[str, Any] = {"shard": shard, "skipped": collections.Counter()}
-    results = [zero_shot.embed(backbone, images, **options) for backbone in backbones]
+    options: dict[str, Any] = {"shard": arguments.shard, "skipped": collections.Counter()}
+    results = [zero_shot.embed(*backbone, images, **options) for backbone in backbones.items()]
     rows = [row for row in results if row is not None]
     if not rows:  # a shard
         return 0
@@ -91,23 +89,21 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     return 0
 
 
-def _backbones(arguments: argparse.Namespace) -> list[Any]:
-    """Returns the backbones of --nets, or all on this machine; prints which ones are missing."""
+def _backbones(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns the weights of --nets, or all on this machine; prints which ones are missing."""
     from dmljax import at_hand, weights
-    from dmljax.runs.zero_shot import Backbone
 
     paths = at_hand.weights_at_hand(arguments.weights)
     names = arguments.nets.split(",") if arguments.nets else list(paths)
     check_known("--nets: there is no", names, weights.PUBLISHED)
-    for name in names:
-        if name not in paths:
-            command = weights.published.get_command(name)
-            print(
-                f"{name} is left out, its weights are not here: {command}, or "
-                f"--weights=FOLDER with {weights.published.file_name(name)}",
-                file=sys.stderr,
-            )
-    if not (backbones := [Backbone(name, paths[name]) for name in names if name in paths]):
+    for name in [name for name in names if name not in paths]:
+        command = weights.published.get_command(name)
+        print(
+            f"{name} is left out, its weights are not here: {command}, or --weights=FOLDER with "
+            f"{weights.published.file_name(name)}",
+            file=sys.stderr,
+        )
+    if not (backbones := {name: paths[name] for name in names if name in paths}):
         raise FileNotFoundError(f"no pretrained backbone is here: {at_hand.GET_BACKBONE}")
     return backbones
 

@@ -44,7 +44,7 @@ class Shard:
         return range(first, stop)
 
 
-def parse(text: str, *, flag: str = "--shard") -> Shard:
+def parse(text: str) -> Shard:
     """Parses a shard such as '3/8'.
 
     >>> parse("3/8").rows(100)
@@ -54,7 +54,7 @@ def parse(text: str, *, flag: str = "--shard") -> Shard:
     shard = Shard(*map(int, numbers.groups())) if numbers else Shard(0, 0)
     if shard.index >= shard.count:
         raise ValueError(
-            f"{flag}={text} is not I/N with I from 0 to N - 1, such as 0/8 for the first of eight"
+            f"{text} is not I/N with I from 0 to N - 1, such as 0/8 for the first of eight"
         )
     return shard
 

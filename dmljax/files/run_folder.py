@@ -39,6 +39,7 @@ class RunFolder:
         return path
 
     @property
-    def has_checkpoint(self) -> bool:
-        """Tells whether there is a checkpoint, which may be damaged."""
-        return any(self.checkpoints.glob("[0-9]*"))
+    def has_results(self) -> bool:
+        """Tells whether a run or a ladder has begun; a checkpoint may be damaged."""
+        has_checkpoint = any(self.checkpoints.glob("[0-9]*"))
+        return has_checkpoint or self.metrics.exists() or self.ladder.exists()

@@ -27,31 +27,25 @@ def lines(config: Any, *, described: Sequence[str] = ()) -> Iterator[str]:
 
     With names of topologies in `described`, the memory is that of their devices.
     """
-    devices = {name: topologies.devices(name) for name in described}
+    devices = {name: topologies.devices(name) for name in described} or {"": None}
     for title, config_of_step in ladder.configs(config):
         if title:
             yield f"== {title}"
-        if devices:
-            yield from _by_topology(config_of_step, devices)
-            continue
-        run = build(config_of_step)
+        runs = {name: build(config_of_step, described=x) for name, x in devices.items()}
+        run = next(iter(runs.values()))
         training.check(run)
         yield from _of_step(run)
-        yield from _of_memory(run)
+        yield from _by_topology(runs) if described else _of_memory(run)
 
 
-def _by_topology(config: dict[str, Any], described: dict[str, list[jax.Device]]) -> Iterator[str]:
+def _by_topology(runs: dict[str, Run]) -> Iterator[str]:
     """Yields a table of the memory of a device, by programs compiled for such devices."""
-    runs = {name: build(config, described=devices) for name, devices in described.items()}
-    first = next(iter(runs.values()))
-    training.check(first)
-    yield from _of_step(first)
     width = max(map(len, ("topology", *runs)))
     yield "memory of a device, GB, by the program that XLA compiled for it:"
     yield f"{'topology':{width}}  devices  state and batch  temporaries  together  device"
     for name, run in runs.items():
-        kind = next(run.shards.mesh.devices.flat).device_kind
-        start, limit = f"{name:{width}}  {run.shards.size:7}", topologies.gpu_memory(name)
+        kind, limit = next(run.shards.mesh.devices.flat).device_kind, topologies.gpu_memory(name)
+        start = f"{name:{width}}  {run.shards.size:7}"
         try:
             memory = _memory(run, options=None if limit is None else topologies.GPU_OPTIONS)
         except jax.errors.JaxRuntimeError as error:
@@ -60,8 +54,8 @@ def _by_topology(config: dict[str, Any], described: dict[str, list[jax.Device]])
                 raise
             yield f"{start}  does not fit: {reason.removeprefix(_OUT_OF_MEMORY)} ({kind})"
             continue
-        numbers = f"{memory.arguments / _GB:15.3g}  {memory.temporaries / _GB:11.3g}"
-        line = f"{start}  {numbers}  {memory.together / _GB:8.3g}  {kind}"
+        line = f"{start}  {memory.arguments / _GB:15.3g}  {memory.temporaries / _GB:11.3g}"
+        line += f"  {memory.together / _GB:8.3g}  {kind}"
         if limit is not None and memory.together > limit:
             line += f": does not fit into the {limit / _GB:.3g} GB that JAX takes of it"
         yield line

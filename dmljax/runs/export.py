@@ -3,7 +3,7 @@
 import json
 import os
 import pathlib
-import zlib
+import shutil
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +16,8 @@ from dmljax.adapt import path_of, trained
 from dmljax.data.prepare import MARKS
 from dmljax.data.splits import Split, record_name, subset
 from dmljax.files import parts
-from dmljax.files.writing import atomic_writer, make_folder, tensors_digest, write_array
+from dmljax.files.writing import atomic_writer, tensors_digest, write_array
+from dmljax.hints import check_all
 from dmljax.methods.base import Inspect
 from dmljax.runs import frozen
 from dmljax.runs.folder import reopen, split_of
@@ -27,7 +28,7 @@ from dmljax.train.step import TrainState
 from dmljax.weights import write_adapter
 
 _CHUNK = 4096  # images that a repeated call does not embed again
-_LAST = "embeddings.npy"  # the file that is written last
+_DTYPES = ("float32", "float16")
 
 
 class Written(NamedTuple):
@@ -64,38 +65,40 @@ def embeddings(
     `files.parts`. The concatenated parts are bitwise equal to an export without `shard`, on the
     same hardware and batch size. An interrupted export continues with the same call.
     """
-    if dtype not in ("float32", "float16"):
-        raise ValueError(f"embeddings are written as float32 or float16, not {dtype}")
-    if shard is not None and synthetic:
-        raise ValueError(
-            f"--shard={shard} writes embeddings.npy only: random samples of --synthetic depend on "
-            "all rows; leave --synthetic out"
-        )
     run, state = reopen(workdir, step=step, overrides=overrides)
-    if synthetic and (run.method.inspect or Inspect()).synthetic_features is None:
-        raise ValueError(
-            "--synthetic: the method of this run makes no synthetic features; dvml does, without "
-            "baseline=True"
-        )
-    vectors.check_prefix(prefix, run.method.prefixes, "the run")
     images, out = split_of(run, split), pathlib.Path(out)
+    has_none = (run.method.inspect or Inspect()).synthetic_features is None
+    check_all(
+        {
+            f"embeddings are written as float32 or float16, not {dtype}": dtype not in _DTYPES,
+            f"--shard={shard} writes embeddings.npy only: random samples of --synthetic depend on "
+            "all rows; leave --synthetic out": synthetic and shard is not None,
+            "--synthetic: the method of this run makes no synthetic features; dvml does, without "
+            "baseline=True": synthetic and has_none,
+            f"--shard={shard}: there are only {len(images):,} images": shard is not None
+            and shard.count > len(images),
+        }
+    )
+    vectors.check_prefix(prefix, run.method.prefixes, "the run")
     task = {"split": split, "step": int(state.step), "dtype": dtype, "count": len(images)}
-    task |= {"overrides": list(overrides), "prefix": prefix, "model": _digest(state)}
-    if shard is None:
-        make_folder(out)
-        if (out / _LAST).exists():
-            raise FileExistsError(f"{out} holds {_LAST} already: choose another folder")
-        task["synthetic"] = synthetic
-        return _write(run, state, images, out, range(len(images)), task, str(workdir))
-    if shard.count > len(images):
-        raise ValueError(f"--shard={shard}: there are only {len(images):,} images")
-    with parts.claimed(out, shard, task) as folder:
+    task |= {"overrides": list(overrides), "prefix": prefix, "synthetic": synthetic}
+    part = shard or parts.Shard(0, 1)
+    with parts.claimed(out, part, {**task, "model": _digest(state)}) as folder:
         if not parts.is_complete(folder):
-            rows = shard.rows(len(images))
+            rows = part.rows(len(images))
             _write(run, state, images, folder, rows, task, str(workdir))
             parts.finish(folder, rows=rows)
-    finished = len(parts.state(out)["folders"])
-    return _written(folder)._replace(finished_parts=finished)
+        finished = len(parts.state(out)["folders"])
+        if shard is None:  # the only part becomes the folder
+            for path in [*folder.glob("*.npy"), *folder.glob("*.safetensors")]:
+                path.rename(out / path.name)
+            shutil.rmtree(folder)
+            for path in [out / parts.TASK, *out.glob("*.lock")]:
+                path.unlink()
+            folder = out
+    is_missing = np.isnan(np.load(folder / "embeddings.npy", mmap_mode="r")[:, 0])
+    unreadable = int(is_missing.sum())
+    return Written(folder, len(is_missing) - unreadable, unreadable, finished)
 
 
 def _write(
@@ -106,24 +109,18 @@ def _write(
     rows: range,
     task: dict[str, Any],
     source: str,
-) -> Written:
+) -> None:
     """Writes the arrays of these rows; a repeated call embeds only the missing chunks."""
-    mark = f"unfinished-{zlib.crc32(json.dumps(task).encode()):08x}"
-    if any(not path.name.startswith(mark) for path in out.glob("unfinished-*")):
-        raise ValueError(
-            f"{out} holds an unfinished export of other embeddings: finish that, or choose another "
-            "folder"
-        )
     evaluator, paths = Evaluator(run), list[pathlib.Path]()
     for start in range(rows.start, rows.stop, _CHUNK):
-        paths.append(out / f"{mark}-{start}.npz")
+        paths.append(out / f"{start}.chunk")
         if paths[-1].exists():
             continue
         split = subset(images, np.arange(start, min(start + _CHUNK, rows.stop)))
         arrays: dict[str, Any] = {"embeddings": evaluator.embeddings(state, split)[MAIN]}
         if task["prefix"] is not None:
             arrays["embeddings"] = vectors.prefix(arrays["embeddings"], task["prefix"])
-        if task.get("synthetic"):
+        if task["synthetic"]:
             key = jax.random.fold_in(jax.random.key(run.options.seed), start)
             arrays |= evaluator.synthetic_features(state, split, key=key)
         with atomic_writer(paths[-1], "wb") as file:
@@ -137,18 +134,11 @@ def _write(
     with atomic_writer(out / "items.safetensors", "wb") as file:
         file.write(save(items, metadata=metadata))
     chunks = [np.load(path) for path in paths]
-    for name in reversed(chunks[0].files):
+    for name in chunks[0].files:
         array = np.concatenate([chunk[name] for chunk in chunks])
         write_array(out / f"{name}.npy", array.astype(task["dtype"]))
-    for path in out.glob("unfinished-*"):
+    for path in paths:
         path.unlink()
-    return _written(out)
-
-
-def _written(folder: pathlib.Path) -> Written:
-    is_missing = np.isnan(np.load(folder / _LAST, mmap_mode="r")[:, 0])
-    unreadable = int(is_missing.sum())
-    return Written(folder, len(is_missing) - unreadable, unreadable, 1)
 
 
 def _digest(state: TrainState) -> str:

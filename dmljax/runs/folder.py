@@ -5,8 +5,8 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -75,12 +75,10 @@ def _write_config(
     """
     if files.config.exists():
         steps = _ladder_steps(files)
-        has_results = any(_has_results(RunFolder(path)) for path in (files.path, *steps))
+        has_results = any(RunFolder(path).has_results for path in (files.path, *steps))
         try:
             changes = _changes(files, config, digests)
         except ValueError as error:  # a damaged file
-            if has_results and not overwrite:
-                raise
             changes = [str(error)]
         if changes and has_results and not overwrite:
             kind, content = ("ladder", " with all its steps") if steps else ("run", "")
@@ -90,12 +88,11 @@ def _write_config(
                 f"of this {kind} if that is finished), or --overwrite to delete that {kind}"
                 f"{content}"
             )
-        if changes:
-            for path in (*steps, *files.results):
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink(missing_ok=True)
+        for path in (*steps, *files.results) if changes else ():
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
     write_json(files.config, config, indent=2)
     write_json(files.digests, digests._asdict(), indent=2)
 
@@ -108,10 +105,6 @@ def _ladder_steps(files: RunFolder) -> list[pathlib.Path]:
     names = "|".join(re.escape(str(step.get("name"))) for step in steps)
     pattern = re.compile(rf"({names})(-\d[\de.+-]*)?")
     return [x for x in files.path.iterdir() if x.is_dir() and pattern.fullmatch(x.name)]
-
-
-def _has_results(files: RunFolder) -> bool:
-    return files.has_checkpoint or files.metrics.exists() or files.ladder.exists()
 
 
 def _changes(files: RunFolder, config: dict[str, Any], digests: Digests) -> list[str]:
@@ -256,25 +249,30 @@ def split_of(run: Run, name: str) -> Split:
     return run.splits[name]
 
 
+class Embedded(NamedTuple):
+    """A run in its folder with a state, and the embeddings of its test split with their scores."""
+
+    run: Run
+    state: TrainState
+    workdir: pathlib.Path
+    evaluator: Evaluator
+    embeddings: Mapping[str, np.ndarray]
+    scores: QueryScores
+
+    @property
+    def step(self) -> int:
+        """The step of the state."""
+        return int(self.state.step)
+
+
 def query_scores(
-    run: Run,
-    embeddings: np.ndarray,
-    workdir: str | os.PathLike,
-    *,
-    step: int,
-    split: str = "test",
+    run: Run, embeddings: np.ndarray, workdir: str | os.PathLike, *, step: int, split: str = "test"
 ) -> QueryScores:
     """Computes the scores of every query of a split by the embeddings of a step."""
-    digests = RunFolder(workdir).digests
-    data = reading.json_file(digests)["data"] if digests.exists() else ""
-    return scores_file.score(
-        embeddings,
-        run.splits[split],
-        data=data,
-        name=split,
-        step=step,
-        devices=run.shards.mesh.local_devices,
-    )
+    data = _recorded_digests(RunFolder(workdir)).get("data") or ""
+    options = {"data": data, "name": split, "step": step}
+    devices = run.shards.mesh.local_devices
+    return scores_file.score(embeddings, run.splits[split], devices=devices, **options)
 
 
 def write_scores(scores: QueryScores, folder: str | os.PathLike) -> None:

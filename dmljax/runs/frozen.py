@@ -4,12 +4,12 @@ It is scored before training, on the test split and on held-out classes. After t
 queries tell whether the run is better, and whether it may be exported.
 """
 
-import functools
+import itertools
 import math
 import os
 import pathlib
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,11 +17,12 @@ import numpy as np
 from dmljax import metrics
 from dmljax.config import method
 from dmljax.files.run_folder import RunFolder
+from dmljax.files.writing import finite
 from dmljax.report import comparison, scores_file
 from dmljax.report.scores_file import QueryScores
 from dmljax.runs import folder
 from dmljax.train import initial_state
-from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
+from dmljax.train.evaluation import MAIN, Evaluator
 from dmljax.train.journal import Journal
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
@@ -51,8 +52,8 @@ class Against(NamedTuple):
     verdict: str
 
     def __str__(self) -> str:
-        has_no_range = self.low is None and not self.is_missing
-        verdict = "no range over so few classes" if has_no_range else self.verdict
+        has_range = self.low is not None or self.is_missing
+        verdict = self.verdict if has_range else "no range over so few classes"
         return f"{self.name} {self.range_text}: {verdict}"
 
     @property
@@ -70,10 +71,10 @@ class Against(NamedTuple):
         """The difference and its range in points: "+1.2 [+0.3, +2.1]"; "-" if it is missing."""
         if self.is_missing:
             return "-"
-        text = f"{100 * self.difference:+.1f}"
-        if self.low is None or self.high is None:
-            return text
-        return f"{text} [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
+        points = [
+            f"{100 * x:+.1f}" for x in (self.difference, self.low, self.high) if x is not None
+        ]
+        return points[0] + (f" [{', '.join(points[1:])}]" if points[1:] else "")
 
     @property
     def worse_text(self) -> str:
@@ -85,32 +86,25 @@ class Against(NamedTuple):
 
 def evaluate(run: Run, evaluator: Evaluator, journal: Journal, workdir: pathlib.Path) -> None:
     """Evaluates the backbone on all splits, before training."""
-    score_fn = _score_fn(run, evaluator, workdir)
-    for split, prefix in PREFIXES.items():
-        if len(run.splits.get(split, ())):
-            scores = score_fn(split)
-            folder.write_scores(scores, _folder(workdir, split))
-            values = {name: _mean(run, scores, name) for name in SCORES}
-            journal.evaluation(0, values, split=prefix)
+    for split, scores in _baselines(run, workdir, evaluator).items():
+        folder.write_scores(scores, _folder(workdir, split))
+        values = {name: _mean(run, scores, name) for name in SCORES}
+        journal.evaluation(0, values, split=PREFIXES[split])
 
 
-def _score_fn(
-    run: Run, evaluator: Evaluator, workdir: str | os.PathLike
-) -> Callable[[str], QueryScores]:
-    """Returns a function that scores the backbone on a split; it reads the weights once."""
-    embed_fn = functools.cache(lambda: evaluator.frozen_fn(initial_state.backbone(run)))
-
-    def score(split: str) -> QueryScores:
-        embeddings = embed_fn()(run.splits[split])
-        return folder.query_scores(run, embeddings, workdir, split=split, step=0)
-
-    return score
-
-
-def _read(workdir: str | os.PathLike, split: str) -> QueryScores | None:
-    """Reads the scores of the frozen backbone of a run; returns None if none were written."""
-    path = _folder(workdir, split)
-    return scores_file.read(path) if RunFolder(path).scores.exists() else None
+def _baselines(
+    run: Run, workdir: str | os.PathLike, evaluator: Evaluator | None = None
+) -> dict[str, QueryScores]:
+    """Reads the scores of the backbone by split; an `evaluator` computes those not written."""
+    folders = {x: _folder(workdir, x) for x in PREFIXES if len(run.splits.get(x, ()))}
+    scores = {x: scores_file.read(p) for x, p in folders.items() if RunFolder(p).scores.exists()}
+    missing = [] if evaluator is None else [split for split in folders if split not in scores]
+    if evaluator is not None and missing:
+        embed_fn = evaluator.frozen_fn(initial_state.backbone(run))
+        for split in missing:
+            x = embed_fn(run.splits[split])
+            scores[split] = folder.query_scores(run, x, workdir, split=split, step=0)
+    return {split: scores[split] for split in PREFIXES if split in scores}
 
 
 def _folder(workdir: str | os.PathLike, split: str) -> pathlib.Path:
@@ -124,56 +118,28 @@ def _mean(run: Run, scores: QueryScores, name: str) -> float:
 def compare(
     run: Run,
     workdir: str | os.PathLike,
-    evaluation: Evaluation,
-    *,
-    step: int,
-    test_scores: QueryScores | None = None,
-    score_fn: Callable[[str], QueryScores | None] = lambda split: None,
+    scores: Mapping[str, QueryScores],
+    evaluator: Evaluator | None = None,
 ) -> list[Against]:
-    """Compares the evaluation of a step with the frozen backbone, where the run has scored it.
+    """Compares the scores of splits with the frozen backbone, where the run has scored it.
 
-    `test_scores` are the scores of the test queries of this step, if they exist already.
-    `score_fn` returns the scores of the backbone on a split that the run did not write.
+    With an `evaluator`, scores of the backbone that the run did not write are computed.
     """
-    test, rows = evaluation.test_embeddings, list[Against]()
-    by_split = {"test": None if test is None else test[MAIN], "val": evaluation.val_embeddings}
-    for split, x in by_split.items():
-        if x is None or (frozen := _read(workdir, split) or score_fn(split)) is None:
-            continue
-        scores = test_scores if split == "test" else None
-        scores = scores or folder.query_scores(run, x, workdir, split=split, step=step)
-        rows += _against(run, scores, frozen)
-    return rows
+    baselines = _baselines(run, workdir, evaluator).items()
+    rows = [_against(run, scores[split], x) for split, x in baselines if split in scores]
+    return list(itertools.chain.from_iterable(rows))
 
 
 def _against(run: Run, scores: QueryScores, frozen: QueryScores) -> list[Against]:
-    if reason := scores_file.difference(scores, frozen):
-        raise ValueError(f"the frozen backbone and the run were scored on other images: {reason}")
+    average = run.options.evaluate.average
+    result = comparison.compare_runs({"frozen": frozen, "the run": scores}, average=average)
     rows = []
     for name in SCORES:
-        values = frozen.values[name]
-        options: dict = {"groups": frozen.labels, "over": run.options.evaluate.average}
-        low, high = metrics.interval(values, **options)
-        result = metrics.compare(scores.values[name], values, **options)
-        rows.append(
-            Against(
-                split=scores.split,
-                name=name,
-                trained=_mean(run, scores, name),
-                frozen=_mean(run, frozen, name),
-                frozen_low=_limit(low),
-                frozen_high=_limit(high),
-                difference=result.difference,
-                low=_limit(result.low),
-                high=_limit(result.high),
-                verdict=result.verdict,
-            )
-        )
+        (mean, *limits, _), (trained, _, _, paired) = result.scores[name].values()
+        assert paired is not None
+        ranges = map(finite, (*limits, paired.difference, paired.low, paired.high))
+        rows.append(Against(scores.split, name, trained, mean, *ranges, paired.verdict))
     return rows
-
-
-def _limit(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
 
 
 def _by_split(rows: Sequence[Against]) -> dict[str, list[Against]]:
@@ -240,11 +206,15 @@ def check(
     if run.weights is None and run.options.start is None:
         return []
     held_out = run.held_out  # None, or without images
-    val = evaluator.embeddings(state, held_out)[MAIN] if held_out else None
-    evaluation = Evaluation({}, dict(test_embeddings), val)
-    score_fn = _score_fn(run, evaluator, workdir)
+    embeddings = {"test": test_embeddings[MAIN]}
+    if held_out:
+        embeddings["val"] = evaluator.embeddings(state, held_out)[MAIN]
     try:
-        rows = compare(run, workdir, evaluation, step=int(state.step), score_fn=score_fn)
+        scores = {
+            split: folder.query_scores(run, x, workdir, split=split, step=int(state.step))
+            for split, x in embeddings.items()
+        }
+        rows = compare(run, workdir, scores, evaluator)
         worst = _decisive(run, rows)
         if worst.is_missing:
             raise ValueError(f"{worst.name} is not a number")

@@ -9,7 +9,7 @@ import math
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -34,8 +34,17 @@ _FEWEST_CLASSES = 4  # two to hold out and two to train on
 _NOTHING_HELD_OUT = {"held_out": None, "select": "last"}
 
 
+class _Step(NamedTuple):
+    """A step of the ladder: its config, and the rates or shares that it tries."""
+
+    name: str
+    config: dict[str, Any]
+    rates: Sequence[float] = ()
+    shares: Sequence[float] = ()
+
+
 class _Row(NamedTuple):
-    """A step of the ladder; `folder` is "" for the frozen backbone, which the first run scores."""
+    """A step that ran; `folder` is "" for the frozen backbone, which the first run scores."""
 
     name: str
     folder: str
@@ -56,36 +65,43 @@ def run(
     config: Any, workdir: str | os.PathLike, *, overwrite: bool = False, source: str = ""
 ) -> dict[str, float | None]:
     """Runs all missing steps, and returns the test scores of the step that counts."""
-    workdir = pathlib.Path(workdir)
-    config = complete(config)
-    base, steps, images, classes = _parts(config)
-    if base["held_out"] is None or classes < _FEWEST_CLASSES:
-        _say(
-            "no classes are held out (held_out=None, or fewer than 4 training classes): the "
-            "ladder has only its first step, and nothing is chosen"
-        )
-        base, steps = base | _NOTHING_HELD_OUT, [steps[0] | _NOTHING_HELD_OUT]
+    workdir, config = pathlib.Path(workdir), complete(config)
+    steps = _steps(config)
     for step in steps:  # An error of a later step shows before the first one trains.
-        build(_of_step(base, step, images))
+        build(step.config)
     digests = digests_of(config)
+
+    def run_fn(config: dict[str, Any], path: pathlib.Path) -> Result:
+        result = results.read_if_any(path)
+        if result and (result.status, result.digests) == ("finished", digests_of(config)._asdict()):
+            return result
+        _say(f"\n== {path.name}")
+        if result is None or overwrite:  # Otherwise the run in `path` may be refused.
+            hosts.on_process_0(lambda: RunFolder(workdir).ladder.unlink(missing_ok=True))
+        training.run(config, path, overwrite=overwrite, source=source)
+        return results.read(path)
+
     with folder.claimed(workdir, config, digests, overwrite=overwrite):
         rows: list[_Row] = []
         for step in steps:
-            rows += _climb(_of_step(base, step, images), step, rows, workdir, overwrite, source)
+            rows += _climb(step, rows, workdir, run_fn)
         best = max(rows[1:], key=lambda row: row.rank)
-        start, weights = base["start"] and base["start"]["name"], base["net"].get("weights")
+        chosen = results.read(workdir / best.folder)
+        start, weights = config["start"] and config["start"]["name"], config["net"].get("weights")
         advice = frozen.bundle_advice(start, weights)
 
         def finish() -> None:
             print("\n".join(_table(rows, best, advice)))
+            seconds = 60 * sum(row.minutes for row in rows)
+            results.write(workdir, chosen._replace(wall_seconds=seconds, digests=digests._asdict()))
+            shutil.copyfile(RunFolder(workdir / best.folder).scores, RunFolder(workdir).scores)
             content = {"chosen": best.folder, "rows": [row._asdict() for row in rows]}
-            _write_results(workdir, rows, best, digests._asdict())
             write_json(RunFolder(workdir).ladder, {**content, "frozen": advice})
-            if base["pictures"] is not None:
+            if config["pictures"] is not None:
                 _write_page(workdir, rows, best)
 
         hosts.on_process_0(finish)
-    scores = results.read(workdir / best.folder).scores
+    scores = chosen.scores
     return {k.removeprefix("test/"): v for k, v in scores.items() if k.startswith("test/")}
 
 
@@ -97,8 +113,7 @@ def configs(config: Any) -> list[tuple[str, dict[str, Any]]]:
     config = complete(config)
     if not config["ladder"]:
         return [("", _without_ladder(config))]
-    base, steps, images, _ = _parts(config)
-    return [(s["name"], _of_step(base, s, images)) for s in steps if "shares" not in s]
+    return [(step.name, step.config) for step in _steps(config) if not step.shares]
 
 
 def _say(line: str) -> None:
@@ -106,12 +121,13 @@ def _say(line: str) -> None:
         print(line, flush=True)
 
 
-def _parts(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]], int, int]:
-    """Returns the config without its ladder, the checked steps, and counts of images and classes.
+def _without_ladder(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name != "ladder"}
 
-    The counts are those of all training images, held-out classes included.
-    """
-    base, steps = _without_ladder(config), [dict(step) for step in config["ladder"]]
+
+def _steps(config: Mapping[str, Any]) -> list[_Step]:
+    """Returns the checked steps; only the first one if no classes can be held out."""
+    steps = config["ladder"]
     names = [step.get("name") for step in steps]
     if len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
         raise ValueError(
@@ -121,13 +137,17 @@ def _parts(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, An
     for number, step in enumerate(steps):
         if problem := _problem(number, step):
             raise ValueError(f"ladder.{number} ({step['name']}): {problem}")
+    # All training images count, those of held-out classes too.
     everything = {**config, **_NOTHING_HELD_OUT, "ladder": ()}
     train = data_of(options_of(everything, ("dataset",)))[0].train
-    return base, steps, len(train), len(train.names)
-
-
-def _without_ladder(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in config.items() if name != "ladder"}
+    base = _without_ladder(config)
+    if base["held_out"] is None or len(train.names) < _FEWEST_CLASSES:
+        _say(
+            "no classes are held out (held_out=None, or fewer than 4 training classes): the "
+            "ladder has only its first step, and nothing is chosen"
+        )
+        base, steps = base | _NOTHING_HELD_OUT, [steps[0] | _NOTHING_HELD_OUT]
+    return [_step(base, step, len(train)) for step in steps]
 
 
 def _problem(number: int, step: Mapping[str, Any]) -> str:
@@ -138,104 +158,75 @@ def _problem(number: int, step: Mapping[str, Any]) -> str:
     if shares and (number < 2 or not all(0 <= share <= 1 for share in shares)):
         return "shares from 0 to 1 mix the two steps before it, so two steps must come first"
     if isinstance(steps, dict) and not (steps and all(str(key).isdecimal() for key in steps)):
-        return (
-            f"the keys of steps={steps} must be counts of training images, such as "
-            "{'1': 60, '1000': '3 epochs'}"
-        )
+        example = "{'1': 60, '1000': '3 epochs'}"
+        return f"the keys of steps={steps} must be counts of training images, such as {example}"
     return ""
 
 
-def _of_step(base: Mapping[str, Any], step: Mapping[str, Any], images: int) -> dict[str, Any]:
-    """Returns the config of a step; fields of sections are changed one by one."""
+def _step(base: Mapping[str, Any], step: Mapping[str, Any], images: int) -> _Step:
+    """Returns a step with its config; fields of sections are changed one by one."""
     changes = {name: value for name, value in step.items() if name not in _OWN_FIELDS}
     changes |= {name: {**base[name], **changes[name]} for name in SECTIONS if name in changes}
     length = changes.get("steps", base["steps"])
     if isinstance(length, dict):  # such as {'1': 80, '1000': '4 epochs'}, by training images
         fits = [least for least in length if int(least) <= images]
         length = length[max(fits, key=int) if fits else min(length, key=int)]
-    return {**base, **changes, "steps": length}
+    own = {name: step[name] for name in _OWN_FIELDS if name in step}
+    return _Step(config={**base, **changes, "steps": length}, **own)
 
 
 def _climb(
-    config: dict[str, Any],
-    step: Mapping[str, Any],
+    step: _Step,
     rows: Sequence[_Row],
     workdir: pathlib.Path,
-    overwrite: bool,
-    source: str,
+    run_fn: Callable[[dict[str, Any], pathlib.Path], Result],
 ) -> list[_Row]:
     """Runs what is missing of a step; returns its row, after the first step the frozen one too."""
-    folders = [workdir / row.folder for row in rows if row.folder]
-    name, chosen, copied = step["name"], dict[str, Any](), None
+    folders, config = [workdir / row.folder for row in rows if row.folder], step.config
     if folders:
-        chosen = {"start": {"name": str(folders[-1])}}
-        chosen["net"] = {k: v for k, v in config["net"].items() if k != "weights"}
+        net = {k: v for k, v in config["net"].items() if k != "weights"}
         # Only the first step scores the backbone. All others are compared with the same scores.
-        chosen["evaluate"] = {**config["evaluate"], "frozen": False}
-        copied = RunFolder(folders[-1]).frozen
-    values: Sequence[float | None] = step.get("shares") or step.get("rates") or [None]
+        evaluate = {**config["evaluate"], "frozen": False}
+        config = {**config, "start": {"name": str(folders[-1])}, "net": net, "evaluate": evaluate}
     finished: dict[str, Result] = {}
+    values: Sequence[float | None] = step.shares or step.rates or [None]
     for value in values:
-        changes, place = dict(chosen), name if value is None else f"{name}-{value:g}"
+        place, changes = step.name, dict[str, Any]()
         if value is not None:
-            changes["pictures"] = None
-        if "shares" in step:
+            place, changes["pictures"] = f"{step.name}-{value:g}", None
+        if step.shares:
             mix = {"mixed_with": str(folders[-2]), "mixed_fraction": value}
-            changes |= {"start": {**chosen["start"], **mix}, "steps": 0}
+            changes |= {"start": {**config["start"], **mix}, "steps": 0}
         elif value is not None:
             changes["optimizer"] = {**config["optimizer"], "rate": value}
-        finished[place] = _run({**config, **changes}, workdir / place, copied, overwrite, source)
+        if folders and (source := RunFolder(folders[-1]).frozen).is_dir():
+            target = RunFolder(workdir / place).frozen
+            hosts.on_process_0(lambda a=source, b=target: shutil.copytree(a, b, dirs_exist_ok=True))
+        finished[place] = run_fn({**config, **changes}, workdir / place)
     scores = {place: result.scores.get(f"val/{_SCORE}") for place, result in finished.items()}
     best = max(scores, key=lambda place: scores[place] or 0.0)
     minutes, note = sum(result.wall_seconds for result in finished.values()) / 60, ""
     if len(scores) > 1:
-        kind = "share of the step before" if "shares" in step else "rate"
+        kind = "share of the step before" if step.shares else "rate"
         tried = (f"{v:g}: {_percent(x)}" for v, x in zip(values, scores.values(), strict=True))
-        note = f"{kind} {best.removeprefix(f'{name}-')} of ({', '.join(tried)})"
-    first = [] if rows else [_frozen_row(finished[best])]
-    row = _row(name, best, finished[best], max(x.rank for x in [*rows, *first]))
-    return [*first, row._replace(minutes=minutes, note=note)]
-
-
-def _run(
-    config: dict[str, Any],
-    workdir: pathlib.Path,
-    copied: pathlib.Path | None,
-    overwrite: bool,
-    source: str,
-) -> Result:
-    """Returns the result of the run in `workdir`, which is finished or starts or continues now."""
-    files, result = RunFolder(workdir), results.read_if_any(workdir)
-    if copied is not None and copied.is_dir():
-        hosts.on_process_0(lambda: shutil.copytree(copied, files.frozen, dirs_exist_ok=True))
-    is_finished = result is not None and result.status == "finished"
-    if result is not None and is_finished and result.digests == digests_of(config)._asdict():
-        return result
-    _say(f"\n== {workdir.name}")
-    if result is None or overwrite:  # Otherwise the run in `workdir` may be refused.
-        hosts.on_process_0(lambda: RunFolder(workdir.parent).ladder.unlink(missing_ok=True))
-    training.run(config, workdir, overwrite=overwrite, source=source)
-    return results.read(workdir)
-
-
-def _frozen_row(result: Result) -> _Row:
-    test = {name: result.scores.get(f"frozen/{name}") for name in frozen.SCORES}
-    return _Row("frozen", "", result.scores.get(f"frozen_val/{_SCORE}"), test)
-
-
-def _row(name: str, place: str, result: Result, best: float) -> _Row:
-    """Returns the row of a run; `best` is the highest held-out score before it."""
-    held_out = result.scores.get(f"val/{_SCORE}")
-    test = {score: result.scores.get(f"test/{score}") for score in frozen.SCORES}
-    against = [frozen.Against(**row) for row in result.against_frozen]
-    against = [row for row in against if (row.split, row.name) == ("test", _SCORE)]
-    if held_out is not None:
-        is_kept = held_out > best
+        note = f"{kind} {best.removeprefix(f'{step.name}-')} of ({', '.join(tried)})"
+    first = [] if rows else [_row("frozen", "", finished[best], "frozen_val", "frozen")]
+    row = _row(step.name, best, finished[best], "val", "test")
+    against = [frozen.Against(**x) for x in finished[best].against_frozen]
+    against = [x for x in against if (x.split, x.name) == ("test", _SCORE)]
+    if row.held_out is not None:
+        is_kept = row.held_out > max(x.rank for x in [*rows, *first])
     else:  # `dmljax export` compares it with the frozen backbone on the test split.
-        is_worse = any(row.is_missing or row.is_worse for row in against)
-        is_kept = f"val/{_SCORE}" not in result.scores and not is_worse
-    difference = "".join(row.range_text for row in against)
-    return _Row(name, place, held_out, test, difference, is_kept=is_kept)
+        is_worse = any(x.is_missing or x.is_worse for x in against)
+        is_kept = f"val/{_SCORE}" not in finished[best].scores and not is_worse
+    difference = "".join(x.range_text for x in against)
+    facts = {"difference": difference, "minutes": minutes, "is_kept": is_kept, "note": note}
+    return [*first, row._replace(**facts)]
+
+
+def _row(name: str, place: str, result: Result, held_out: str, test: str) -> _Row:
+    scores = {score: result.scores.get(f"{test}/{score}") for score in frozen.SCORES}
+    return _Row(name, place, result.scores.get(f"{held_out}/{_SCORE}"), scores)
 
 
 def _percent(value: float | None) -> str:
@@ -244,9 +235,8 @@ def _percent(value: float | None) -> str:
 
 def _table(rows: Sequence[_Row], best: _Row, advice: str) -> Iterator[str]:
     """Yields the table of all steps, and the conclusion."""
-    yield ""
     titles = "".join(f"{f'test {name}':>12s}" for name in frozen.SCORES)
-    yield f"{'':8s}{'held-out':>10s}{titles}{'minus frozen':>22s}{'minutes':>9s}"
+    yield f"\n{'':8s}{'held-out':>10s}{titles}{'minus frozen':>22s}{'minutes':>9s}"
     for row in rows:
         kept = "" if not row.folder else "kept" if row.is_kept else "not kept"
         values = "".join(f"{_percent(value):>12s}" for value in row.test.values())
@@ -265,33 +255,23 @@ def _table(rows: Sequence[_Row], best: _Row, advice: str) -> Iterator[str]:
         yield f"{best.name} is the best {split}, and is what `dmljax export` takes"
 
 
-def _write_results(
-    workdir: pathlib.Path, rows: Sequence[_Row], best: _Row, digests: dict[str, str | None]
-) -> None:
-    """Writes result and scores of the best step into the folder of the ladder."""
-    result, seconds = results.read(workdir / best.folder), 60 * sum(row.minutes for row in rows)
-    results.write(workdir, result._replace(wall_seconds=seconds, digests=digests))
-    shutil.copyfile(RunFolder(workdir / best.folder).scores, RunFolder(workdir).scores)
-
-
 def _write_page(workdir: pathlib.Path, rows: Sequence[_Row], best: _Row) -> None:
     """Writes the page of the best step with a comparison of all, best first."""
-    first = workdir / rows[1].folder
-    places = {r.name: workdir / r.folder if r.folder else RunFolder(first).frozen for r in rows}
-    ordered = [row for row in rows if RunFolder(places[row.name]).scores.exists()]
-    ordered.sort(key=lambda row: row is not best)
-    if len(ordered) < 2:
+    folders = {row.name: workdir / row.folder for row in rows}
+    folders["frozen"] = RunFolder(workdir / rows[1].folder).frozen
+    shown = {row.name: row for row in (best, *rows) if RunFolder(folders[row.name]).scores.exists()}
+    if len(shown) < 2:
         return
-    if not RunFolder(places[best.name]).page.exists():
-        run_page.write_again(places[best.name])
-    places = {row.name: places[row.name] for row in ordered}
-    scores = {name: scores_file.read(path) for name, path in places.items()}
+    if not RunFolder(folders[best.name]).page.exists():
+        run_page.write_again(folders[best.name])
+    scores = {name: scores_file.read(folders[name]) for name in shown}
+    average = results.read(folders[best.name]).average
     content = compare_page.facts_of(
-        places,
-        result=comparison.compare_runs(scores, average=results.read(first).average),
+        {name: folders[name] for name in shown},
+        result=comparison.compare_runs(scores, average=average),
         fields=[
-            ["minutes", *(f"{row.minutes:.1f}" for row in ordered)],
-            [f"held-out {_SCORE}", *(_percent(row.held_out) for row in ordered)],
+            ["minutes", *(f"{row.minutes:.1f}" for row in shown.values())],
+            [f"held-out {_SCORE}", *(_percent(row.held_out) for row in shown.values())],
         ],
     )
     print(f"report: {page.write(content, RunFolder(workdir).page)}")

@@ -3,7 +3,7 @@
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,13 +15,12 @@ from dmljax.data.splits import Split, images_of, record_name, subset
 from dmljax.methods.base import Inspect
 from dmljax.report import facts, inside, page
 from dmljax.report import run as run_facts
-from dmljax.report.scores_file import QueryScores
 from dmljax.runs import folder as run_folder
 from dmljax.runs import frozen
+from dmljax.runs.folder import Embedded
 from dmljax.train import optimizers
-from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
+from dmljax.train.evaluation import MAIN, Evaluator
 from dmljax.train.run import Run
-from dmljax.train.step import TrainState
 
 # The page looks for copies of test images among this many training images. At the end of a run it
 # embeds no more images than the run has trained on in a twentieth of its steps. A forward pass
@@ -29,25 +28,14 @@ from dmljax.train.step import TrainState
 _MOST_TRAINING, _TRAINED_DIVISOR = 20_000, 20
 
 
-def write(
-    run: Run,
-    state: TrainState,
-    evaluation: Evaluation,
-    workdir: pathlib.Path,
-    scores: QueryScores,
-    *,
-    evaluator: Evaluator,
-) -> bool:
-    """Writes the page of an evaluation, and returns whether it was written.
+def write(of: Embedded) -> bool:
+    """Writes the page of a run, and returns whether it was written.
 
     An error is logged as a warning, and the run continues.
     """
-    assert evaluation.test_embeddings is not None
-    most = min(_MOST_TRAINING, run.steps * run.batch_size // _TRAINED_DIVISOR)
+    most = min(_MOST_TRAINING, of.run.steps * of.run.batch_size // _TRAINED_DIVISOR)
     try:
-        training_fn = functools.partial(_training, run, state, evaluator, most=most)
-        content = _facts(run, state, evaluation.test_embeddings, workdir, scores, training_fn)
-        page.write(content, workdir / page.FILE)
+        page.write(_facts(of, most=most), of.workdir / page.FILE)
     except Exception as error:
         logging.warning("%s was not written: %s: %s", page.FILE, type(error).__name__, error)
         return False
@@ -84,43 +72,32 @@ def facts_again(
     scores = run_folder.query_scores(run, embeddings[MAIN], workdir, step=int(state.step))
     if step is None:
         run_folder.write_scores(scores, workdir)
-    training_fn = functools.partial(_training, run, state, evaluator, most=_MOST_TRAINING)
-    return _facts(run, state, embeddings, workdir, scores, training_fn, pictures=pictures)
+    of = Embedded(run, state, workdir, evaluator, embeddings, scores)
+    return _facts(of, most=_MOST_TRAINING, pictures=pictures)
 
 
-def _facts(
-    run: Run,
-    state: TrainState,
-    embeddings: Mapping[str, np.ndarray],
-    workdir: pathlib.Path,
-    query_scores: QueryScores,
-    training_fn: Callable[[], Mapping[str, Any] | None],
-    *,
-    pictures: bool = True,
-) -> facts.Facts:
-    """Returns the facts of a run at the state `state`; `embeddings` are those of the test split."""
-    test, step, files = run.test, int(state.step), run_facts.read(workdir)
-    least_side = run.eval_transform_fn.least_side
-    reader = Reader(images_of(test), cache=False, least_side=least_side)
-    result = files.result
+def _facts(of: Embedded, *, most: int, pictures: bool = True) -> facts.Facts:
+    """Returns the facts of a run; `most` training images are searched for copies of test images."""
+    run, test, step, files = of.run, of.run.test, of.step, run_facts.read(of.workdir)
+    result, reader = files.result, _reader(run, test)
     rows = result.against_frozen if result and result.chosen and result.chosen.step == step else ()
     against = frozen.sentence([frozen.Against(**row) for row in rows])
     return facts.make(
-        embeddings[MAIN],
+        of.embeddings[MAIN],
         test,
         title=files.name,
         files=short_names(test),
         read_fn=lambda item: reader(int(item)),
         scores=files.scores_at(step) or None,
-        query_scores=query_scores,
+        query_scores=of.scores,
         average=run.options.evaluate.average,
         are_classes_new=not set(test.names) & set(run.train.names),
-        inside_fn=functools.partial(_views, run, state, embeddings) if run.method.inspect else None,
-        training_fn=training_fn,
+        inside_fn=functools.partial(_views, of) if run.method.inspect else None,
+        training_fn=functools.partial(_training, of, most),
         fields={
-            "rule": ". ".join(filter(None, (run_folder.describe_score(run, state), against))),
+            "rule": ". ".join(filter(None, (run_folder.describe_score(run, of.state), against))),
             "curves": files.curves(step, run.reload_steps, shown=run.selection.score),
-            "prefixes": files.prefixes(step, embeddings[MAIN].shape[1]),
+            "prefixes": files.prefixes(step, of.embeddings[MAIN].shape[1]),
             "run": files.provenance(),
             "warning": files.warning(),
         },
@@ -130,26 +107,27 @@ def _facts(
     )
 
 
-def _training(
-    run: Run, state: TrainState, evaluator: Evaluator, *, most: int
-) -> dict[str, Any] | None:
+def _reader(run: Run, split: Split) -> Reader:
+    return Reader(images_of(split), least_side=run.eval_transform_fn.least_side)
+
+
+def _training(of: Embedded, most: int) -> dict[str, Any] | None:
     """Embeds at most `most` training images; None for 0 images or several processes."""
     if not most or jax.process_count() > 1:  # this process alone makes the page
         return None
-    rows = np.arange(len(run.train))
+    train, rows = of.run.train, np.arange(len(of.run.train))
     if len(rows) > most:
         rows = np.sort(np.random.default_rng(0).choice(len(rows), most, replace=False))
-    split, least_side = subset(run.train, rows), run.eval_transform_fn.least_side
-    embeddings = evaluator.embeddings(state, split)[MAIN]
+    split = subset(train, rows)
+    embeddings = of.evaluator.embeddings(of.state, split)[MAIN]
     is_readable = np.isfinite(embeddings).all(axis=1)
-    if not is_readable.all():
-        split, embeddings = subset(split, is_readable), embeddings[is_readable]
+    split = subset(split, is_readable)
     return {
-        "embeddings": embeddings,
+        "embeddings": embeddings[is_readable],
         "labels": split.labels,
         "names": split.names,
-        "read_fn": Reader(images_of(split), cache=False, least_side=least_side),
-        "total": len(run.train),
+        "read_fn": _reader(of.run, split),
+        "total": len(train),
     }
 
 
@@ -163,34 +141,29 @@ def short_names(split: Split) -> list[str] | None:
     return ["/".join(pathlib.PurePath(name).parts[-2:]) for name in names]
 
 
-def _views(
-    run: Run, state: TrainState, embeddings: Mapping[str, np.ndarray], readable: np.ndarray
-) -> list[dict[str, Any]]:
+def _views(of: Embedded, readable: np.ndarray) -> list[dict[str, Any]]:
     """Returns views of the inside of the method, for a few readable test images."""
+    run, rng = of.run, np.random.default_rng(0)
     reader = Reader(run.test, least_side=run.eval_transform_fn.least_side)
-    rng = np.random.default_rng(0)
     # This process alone draws, on one device.
-    params, model_state = jax.device_get(
-        (optimizers.averaged(state.params, state.opt_state), state.model_state)
+    arrays = jax.device_get(
+        (optimizers.averaged(of.state.params, of.state.opt_state), of.state.model_state)
     )
-
-    def images_of_rows(rows: np.ndarray) -> np.ndarray:
-        return np.stack([run.eval_transform_fn(reader(int(row)), rng) for row in rows])
 
     def bound(kind: str, inspect_fn: Callable) -> Callable:
         options = {"key": jax.random.key(run.options.seed)} if kind == "synthetic_features" else {}
 
         def call(images):
             images = run.normalize_fn(jax.numpy.asarray(images))
-            return jax.device_get(jax.jit(inspect_fn)(params, model_state, images, **options))
+            return jax.device_get(jax.jit(inspect_fn)(*arrays, images, **options))
 
         return call
 
     functions = {k: fn for k, fn in (run.method.inspect or Inspect())._asdict().items() if fn}
     return inside.views(
         labels=run.test.labels,
-        parts={name: x for name, x in embeddings.items() if name != MAIN},
+        parts={name: x for name, x in of.embeddings.items() if name != MAIN},
         inspect_fns={kind: bound(kind, fn) for kind, fn in functions.items()},
-        read_fn=images_of_rows,
+        read_fn=lambda rows: np.stack([run.eval_transform_fn(reader(int(i)), rng) for i in rows]),
         rows=readable,
     )

@@ -29,17 +29,16 @@ _EASY = 0.9  # Where raw pixels have this R@1, a net that has learned can be bel
 
 def header(run: Run, state: TrainState) -> list[str]:
     """Describes the data, the net, the batches and the devices of a run in a line or two."""
-    leaves = jax.tree_util.tree_leaves_with_path(state.params)
-    parameters = f"{sum(x.size for _, x in leaves):,} parameters"
+    parameters = f"{sum(x.size for x in jax.tree.leaves(state.params)):,} parameters"
     if run.frozen:
+        leaves = jax.tree_util.tree_leaves_with_path(state.params)
         learned = sum(x.size for keys, x in leaves if path_of(keys) not in run.frozen)
         parameters += f", {learned:,} of them learn (trained={run.options.trained['name']})"
-    platform = jax.devices()[0].platform
+    platform, workers = jax.devices()[0].platform, run.workers(run.train, is_endless=True)
     splits = [_counts(run.train, "training image", "class")]
     if run.held_out is not None:
         splits.append(_held_out(run, run.held_out))
     splits.append(_counts(run.test, "test image", "class"))
-    workers = run.workers(run.train, is_endless=True)
     searches = counted(len(run.neighbor_steps), "time")
     images = f"{run.transform_fn.title} for training, {run.eval_transform_fn.title} for evaluation"
     notes = [
@@ -65,48 +64,45 @@ def header(run: Run, state: TrainState) -> list[str]:
 
 
 def _counts(split: Split, image: str, label: str) -> str:
-    """Returns the counts of images and classes of a split as text."""
     return f"{counted(len(split), image)} of {counted(len(split.names), label)}"
 
 
 def _held_out(run: Run, split: Split) -> str:
     """Describes the held-out classes, and says if they choose the checkpoint."""
-    text = _counts(split, "image", "held-out class")
-    notes = []
-    if split.query is not None:
-        notes.append(f"{int(split.query.sum()):,} of them queries")
-    if not run.selection.is_last and run.selection.split == "val":
-        notes.append(f"their {run.selection.score} chooses the checkpoint")
-    return f"{text} ({', '.join(notes)})" if notes else text
+    queries = "" if split.query is None else f"{int(split.query.sum()):,} of them queries"
+    is_chosen_by = not run.selection.is_last and run.selection.split == "val"
+    chosen = f"their {run.selection.score} chooses the checkpoint" if is_chosen_by else ""
+    notes = ", ".join(filter(None, (queries, chosen)))
+    return _counts(split, "image", "held-out class") + (f" ({notes})" if notes else "")
 
 
 def footer(run: Run, state: TrainState, evaluation: Evaluation, choice: Chosen) -> list[str]:
     """Returns the table of scores, and the reason for the choice of the step."""
-    lines = ["", table(evaluation.test_scores), f"test split {describe_score(run, state)}"]
-    if line := describe_clustering(run):
-        lines.append(line)
-    if choice.sentence != _LAST:  # otherwise there is nothing to explain
-        lines.append(choice.sentence)
-    return lines
+    reason = "" if choice.sentence == _LAST else choice.sentence  # otherwise it is not explained
+    notes = [f"test split {describe_score(run, state)}", describe_clustering(run), reason]
+    return ["", table(evaluation.test_scores), *filter(None, notes)]
 
 
 def below_pixels(run: Run, step: int, workdir: pathlib.Path) -> str | None:
     """Returns a warning if R@1 is not above that of raw pixels after half of the steps, or None.
 
-    The loss of such a run may fall nevertheless, above all with proxies of very many classes.
+    The loss of such a run may fall nevertheless, above all with proxies of very many classes. Only
+    the first evaluation of the second half gives the warning.
     """
     rows = read(RunFolder(workdir).metrics)
-    pixels = next((row["raw/R@1"] for row in rows if "raw/R@1" in row), None)
-    scores = [row["test/R@1"] for row in rows if "test/R@1" in row and row["step"]]
-    is_late = 2 * step >= run.steps
-    if pixels is None or pixels >= _EASY or not scores or not is_late or max(scores) > pixels:
+    pixels = next((row["raw/R@1"] for row in rows if "raw/R@1" in row), _EASY)
+    scores = {row["step"]: row["test/R@1"] for row in rows if "test/R@1" in row and row["step"]}
+    is_first, best = (
+        [x for x in scores if 2 * x >= run.steps] == [step],
+        max(scores.values(), default=0.0),
+    )
+    if pixels >= _EASY or not is_first or best > pixels:
         return None
     return (
-        f"warning: after {step:,} of {run.steps:,} steps the best test/R@1 is "
-        f"{100 * max(scores):.1f}, and R@1 of raw pixels is {100 * pixels:.1f}: the net has "
-        "learned little that helps on these classes. Try another optimizer.rate, another loss, or "
-        "with proxies a higher rate for them (optimizer.groups: path '^proxies'): "
-        "docs/choosing.md"
+        f"warning: after {step:,} of {run.steps:,} steps the best test/R@1 is {100 * best:.1f}, "
+        f"and R@1 of raw pixels is {100 * pixels:.1f}: the net has learned little that helps on "
+        "these classes. Try another optimizer.rate, another loss, or with proxies a higher rate "
+        "for them (optimizer.groups: path '^proxies'): docs/choosing.md"
     )
 
 

@@ -166,20 +166,17 @@ def _evaluate_untrained(
 
 
 def _observe_fn(run: Run, journal: Journal, workdir: pathlib.Path) -> Callable:
-    """Returns a function of evaluations: projector, a frame of the movie, at most one warning."""
-    has_warned = False
+    """Returns a function of evaluations: projector, a frame of the movie, a warning."""
 
     def observe(step: int, evaluation: Evaluation) -> None:
-        nonlocal has_warned
         pictures, embeddings = run.options.pictures, evaluation.test_embeddings
         if embeddings is not None and pictures is not None and pictures.projector:
             classes = [run.test.names[label] for label in run.test.labels]
             journal.projector(step, embeddings[MAIN], classes, count=pictures.projector)
         if embeddings is not None and isinstance(pictures, Movie):
             summary.frame(run, embeddings, workdir, step)
-        if not has_warned and (line := summary.below_pixels(run, step, workdir)):
+        if line := summary.below_pixels(run, step, workdir):
             journal.say(line)
-            has_warned = True
 
     return observe
 
@@ -198,22 +195,25 @@ def _report(
     choice = summary.choice(run, step, read(files.metrics))
     for line in summary.footer(run, state, evaluation, choice):
         journal.say(line)
-    scores, values, rows = None, dict(evaluation.scores), list[frozen.Against]()
-    if evaluation.test_embeddings is not None:
-        embeddings = evaluation.test_embeddings[MAIN]
-        scores = folder.query_scores(run, embeddings, workdir, step=step)
-        folder.write_scores(scores, workdir)
-        rows = frozen.compare(run, workdir, evaluation, step=step, test_scores=scores)
-        ranges = summary.intervals(scores, run.options.evaluate.average)
+    values, rows, embedded = dict(evaluation.scores), list[frozen.Against](), None
+    if (test := evaluation.test_embeddings) is not None:
+        scores = {"test": folder.query_scores(run, test[MAIN], workdir, step=step)}
+        folder.write_scores(scores["test"], workdir)
+        embedded = folder.Embedded(run, state, workdir, evaluator, test, scores["test"])
+        if evaluation.val_embeddings is not None and files.frozen.exists():
+            x = evaluation.val_embeddings
+            scores["val"] = folder.query_scores(run, x, workdir, split="val", step=step)
+        rows = frozen.compare(run, workdir, scores)
+        ranges = summary.intervals(scores["test"], run.options.evaluate.average)
         for line in [ranges, *frozen.lines(run, rows, workdir)]:
             journal.say(line)
         values |= {f"{frozen.PREFIXES[row.split]}/{row.name}": row.frozen for row in rows}
     against = [row._asdict() for row in rows]
     report.finished(choice, values, against_frozen=against, **summary.facts(run))
-    if run.options.pictures is None or scores is None:
+    if run.options.pictures is None or embedded is None:
         return
     start = time.perf_counter()
-    if page.write(run, state, evaluation, workdir, scores, evaluator=evaluator):
+    if page.write(embedded):
         journal.say(f"report: {files.page} ({time.perf_counter() - start:.0f} s)")
     if isinstance(movie := run.options.pictures, Movie):
         times = {"frame_ms": movie.frame_ms, "last_frame_ms": movie.last_frame_ms}

@@ -3,10 +3,10 @@
 import collections
 import csv
 import dataclasses
-import io
+import functools
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,14 +20,15 @@ from dmljax.data.features import Cache
 from dmljax.data.records import Reader
 from dmljax.data.splits import Split
 from dmljax.files import image_formats, parts
-from dmljax.files.writing import make_folder, write_text
-from dmljax.report import compare_page, comparison, diagnosis, findings, page, scores_file
-from dmljax.report import facts as facts_lib
+from dmljax.files.writing import atomic_writer, make_folder
+from dmljax.report import compare_page, comparison, diagnosis, facts, findings, page, scores_file
 from dmljax.report.comparison import RunComparison
+from dmljax.report.facts import Facts
 from dmljax.runs.page import short_names
 from dmljax.train import features
 from dmljax.train.devices import Shardings
 from dmljax.weights import PUBLISHED, file_digest, load
+from dmljax.weights.entries import Published
 from dmljax.weights.preprocessing import title as normalization_title
 
 PIXELS = "raw pixels"
@@ -36,13 +37,6 @@ _PIXEL_SIDE, _BATCH_SIZE = 16, 32
 _SHOWN_SIDE = 256  # of images that are made thumbnails, or compared with others as small ones
 _MOST_CLUSTERS = 40
 _NEAR_DUPLICATES = 0.9  # the cosine from which on pixels are compared
-
-
-class Backbone(NamedTuple):
-    """A published net by its name in `weights.PUBLISHED`, and the file of its weights."""
-
-    name: str
-    weights: pathlib.Path
 
 
 class Row(NamedTuple):
@@ -89,40 +83,40 @@ def images_of_folder(root: str | os.PathLike) -> tuple[Split, bool]:
 
 
 def embed(
-    backbone: Backbone | None,
+    name: str,
+    weights: pathlib.Path | None,
     images: Split,
     *,
     shard: parts.Shard | None = None,
     skipped: collections.Counter[str] | None = None,
 ) -> Row | None:
-    """Computes the features of all images as unit vectors; without a backbone, raw pixels.
+    """Computes the features of all images by a published net as unit vectors.
 
-    Features that are on disk already are not computed again. With `shard`, only that part is
-    computed, and the result is None. Images that cannot be read have rows of NaN. Where they are
-    found, `skipped` counts them by name; a name that it already contains is not logged again.
+    The `name` is one of `weights.PUBLISHED`, or `PIXELS` without weights. Features that are on disk
+    already are not computed again. With `shard`, only that part is computed, and the result is
+    None. Images that cannot be read have rows of NaN. Where they are found, `skipped` counts them
+    by name; a name that it already contains is not logged again.
     """
-    name, license = PIXELS, ""
-    spec = {"name": "squash_eval", "size": _PIXEL_SIDE, "scaled_decode": True}
-    about: dict[str, Any] = {"net": PIXELS}
-    if backbone is not None:
-        published = PUBLISHED[backbone.name]
-        name, license = backbone.name, str(published.license)
+    if weights is None:
+        spec, license = {"name": "squash_eval", "size": _PIXEL_SIDE, "scaled_decode": True}, ""
+        about: dict[str, Any] = {"net": PIXELS}
+        preprocessing = ""
+    else:
+        published, license = PUBLISHED[name], str(PUBLISHED[name].license)
         spec, normalize = published.preprocessing.transform, published.preprocessing.normalize
         about = {
             "net": chosen("net", published.net).with_defaults(),
-            "weights": file_digest(backbone.weights),
+            "weights": file_digest(weights),
             "normalize": chosen("normalize", normalize).with_defaults(),
         }
+        preprocessing = f", {normalization_title(normalize)}"
     transform_fn = transform_of(chosen("eval_transform", spec))
-    preprocessing = transform_fn.title
-    if backbone is not None:
-        preprocessing += f", {normalization_title(normalize)}"
     store = Cache(at_hand.features_folder(), about, evaluation=transform_fn)
     records: Any = store.split(images).records
     if shard is not None or not store.is_complete:
         features.compute(
             store,
-            _pixels if backbone is None else _features_fn(backbone),
+            _pixels if weights is None else _features_fn(PUBLISHED[name], weights),
             title=name,
             shards=Shardings(),
             batch_size=_BATCH_SIZE,
@@ -133,27 +127,25 @@ def embed(
     if shard is not None:
         return None
     rows = np.stack([records.rows[i] for i in range(len(images))])
-    if backbone is not None:
-        rows = np.asarray(ops.normalize(rows))
-    return Row(name, rows, store.seconds, preprocessing, license)
+    rows = rows if weights is None else np.asarray(ops.normalize(rows))
+    return Row(name, rows, store.seconds, transform_fn.title + preprocessing, license)
 
 
 def _pixels(images: jax.Array) -> jax.Array:
     return images.reshape(len(images), -1).astype(np.float32) / 255
 
 
-def _features_fn(backbone: Backbone) -> Any:
-    published = PUBLISHED[backbone.name]
-    size = published.preprocessing.size
-    net = chosen("net", published.net).function()
-    normalize_fn = chosen("normalize", published.preprocessing.normalize).function
-    variables = jax.device_put(load(backbone.weights, net, image_shape=(size, size, 3)))
+def _features_fn(published: Published, weights: pathlib.Path) -> Callable[[jax.Array], jax.Array]:
+    size, normalize = published.preprocessing.size, published.preprocessing.normalize
+    net, normalize_fn = chosen("net", published.net).function(), chosen("normalize", normalize)
+    variables = jax.device_put(load(weights, net, image_shape=(size, size, 3)))
 
     @jax.jit
     def features_fn(variables, images):
-        return net.apply(variables, normalize_fn(images), train=False)["pooled"].astype(np.float32)
+        images = normalize_fn.function(images)
+        return net.apply(variables, images, train=False)["pooled"].astype(np.float32)
 
-    return lambda images: features_fn(variables, images)
+    return functools.partial(features_fn, variables)
 
 
 def score(rows: Sequence[Row], images: Split, out: str | os.PathLike) -> RunComparison:
@@ -163,20 +155,10 @@ def score(rows: Sequence[Row], images: Split, out: str | os.PathLike) -> RunComp
     """
     scores = compare_page.scores_of({row.name: row.embeddings for row in rows}, images)
     ordered = sorted(rows, key=lambda row: -np.nanmean(scores[row.name].map_at_r))
-    reader = Reader(images, least_side=_SHOWN_SIDE)
-    pages = {
-        row.name: facts_lib.make(
-            row.embeddings,
-            images,
-            title=row.name,
-            files=short_names(images),
-            read_fn=lambda item: reader(int(item)),
-            query_scores=scores[row.name],
-            pictures=row is ordered[0],
-            fields=_rule(row),
-        )
-        for row in ordered
-    }
+    pages = {}
+    for row in ordered:
+        options = {"query_scores": scores[row.name], "pictures": row is ordered[0]}
+        pages[row.name] = _facts(row, images, title=row.name, **options)
     fields = [
         ["width", *(f"{row.embeddings.shape[1]:,}" for row in ordered)],
         ["seconds per image", *(row.seconds_text for row in ordered)],
@@ -191,8 +173,14 @@ def score(rows: Sequence[Row], images: Split, out: str | os.PathLike) -> RunComp
     return result
 
 
-def _rule(row: Row) -> dict[str, str]:
-    return {"rule": f"{row.name} without any training, on {row.preprocessing}"}
+def _facts(row: Row, images: Split, **options: Any) -> Facts:
+    reader, rule = _reader(images), f"{row.name} without any training, on {row.preprocessing}"
+    options |= {"read_fn": lambda item: reader(int(item)), "fields": {"rule": rule}}
+    return facts.make(row.embeddings, images, files=short_names(images), **options)
+
+
+def _reader(images: Split) -> Reader:
+    return Reader(images, least_side=_SHOWN_SIDE)
 
 
 def page_of_clusters(row: Row, images: Split, out: str | os.PathLike) -> tuple[int, int]:
@@ -201,41 +189,29 @@ def page_of_clusters(row: Row, images: Split, out: str | os.PathLike) -> tuple[i
     The page has a map, near duplicates and clusters of k-means, which the reader may name. Returns
     the numbers of clusters and of near duplicates.
     """
-    out = pathlib.Path(out)
-    make_folder(out)
-    readable = row.is_readable
-    points = row.embeddings[readable]
+    points = row.embeddings[row.is_readable]
     k = int(np.clip(round(np.sqrt(len(points) / 2)), 1, _MOST_CLUSTERS))
     clusters = np.asarray(retrieval.kmeans(points, k=k, trials=None).assignment)
-    order = np.argsort(-np.bincount(clusters, minlength=k), kind="stable")
+    counts = np.bincount(clusters, minlength=k)
+    order = np.argsort(-counts, kind="stable")  # the largest cluster first
     labels = np.zeros(len(images), np.int32)
-    labels[readable] = np.argsort(order)[clusters]
-    counts = np.bincount(labels[readable], minlength=k)
-    names = tuple(f"cluster {i + 1} ({count:,} images)" for i, count in enumerate(counts))
+    labels[row.is_readable] = np.argsort(order)[clusters]
+    names = tuple(f"cluster {i} ({counts[j]:,} images)" for i, j in enumerate(order, start=1))
     split = dataclasses.replace(images, labels=labels, names=names)
-    reader, files = Reader(images, least_side=_SHOWN_SIDE), short_names(images)
-    content = facts_lib.make(
-        row.embeddings,
-        split,
-        title=f"{len(images):,} images by {row.name}",
-        files=files,
-        read_fn=lambda item: reader(int(item)),
-        query_scores=scores_file.unscored(row.embeddings, split),
-        fields=_rule(row),
-    )
     pairs = findings.near_duplicates(
         row.embeddings,
         np.arange(len(images)),  # of any two clusters, and within one
         threshold=_NEAR_DUPLICATES,
-        gray_fn=diagnosis.gray_copies(reader),
+        gray_fn=diagnosis.gray_copies(_reader(images)),
     )
     duplicates = [
         {"a": int(a), "b": int(b), "similarity": float(similarity)}
         for a, b, similarity in zip(*pairs, strict=True)
     ]
     note = "Mutual nearest neighbors with almost the same pixels."
+    unscored, title = scores_file.unscored(row.embeddings, split), f"images by {row.name}"
     content = dataclasses.replace(
-        content,
+        _facts(row, split, title=f"{len(images):,} {title}", query_scores=unscored),
         headline=f"{k} clusters, {len(duplicates)} near duplicates",
         summary="The images have no labels, so there are no scores.",
         worst=None,
@@ -244,10 +220,11 @@ def page_of_clusters(row: Row, images: Split, out: str | os.PathLike) -> tuple[i
         embedding=None,
         looks=(),
     )
-    page.write(content, out / page.FILE)
+    make_folder(out)
+    page.write(content, pathlib.Path(out) / page.FILE)
+    files = short_names(images)
     assert files is not None  # images of a folder have paths
-    table = io.StringIO(newline="")
-    lines = zip(np.array(files)[readable], labels[readable] + 1, strict=True)
-    csv.writer(table, lineterminator="\n").writerows([("file", "cluster"), *lines])
-    write_text(out / _CLUSTERS, table.getvalue())
+    lines = zip(np.array(files)[row.is_readable], labels[row.is_readable] + 1, strict=True)
+    with atomic_writer(pathlib.Path(out) / _CLUSTERS) as file:
+        csv.writer(file, lineterminator="\n").writerows([("file", "cluster"), *lines])
     return k, len(duplicates)

@@ -289,7 +289,7 @@ def test_a_command_computes_a_part_and_the_run_the_others(source, tmp_path, caps
     training.run(config, tmp_path / "run")
     assert set((tmp_path / "cache").glob("*/*/*.npy")) == files and build(config).cache.is_complete
     for words, message in (
-        (["--features=2/2"], "--features=2/2 is not I/N"),
+        (["--features=2/2"], "argument --features: 2/2 is not I/N"),
         (["--features=0/2", "--config.features=computed"], "needs a config with features='cached'"),
         (["--features=0/2", "--workdir=x", "--overwrite"], "leave out --workdir, --overwrite$"),
         (["--features=0/2", "--processes=2", "--process=0"], "leave out --processes, --process$"),
