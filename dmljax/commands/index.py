@@ -34,7 +34,7 @@ from typing import Any
 from dmljax import index as indexes
 from dmljax.commands.parser import add_fields, add_trust, flag, load_bundle, refuse
 from dmljax.files import machine
-from dmljax.hints import check_known, counted, shown_bytes
+from dmljax.hints import check_all, check_known, counted, shown_bytes
 from dmljax.index import fill
 
 _FILL = "create, add, reindex"
@@ -74,34 +74,38 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         raise ValueError(f"index needs a verb: {', '.join(_VERBS)} (dmljax index --help)")
     check_known("index does not know the verb", [verb], _VERBS)
     run_fn, flags = _VERBS[verb]
-    if wrong := set(arguments.given) - {"--verbose", *flags}:
-        raise ValueError(f"{min(wrong)} does not belong to `dmljax index {verb}` (see --help)")
-    if not words:
-        raise ValueError(f"`dmljax index {verb}` needs an index: a folder or postgresql://...")
+    wrong = sorted(set(arguments.given) - {"--verbose", *flags})
+    what = f"`dmljax index {verb}`"
+    check_all(
+        {
+            f"{wrong and wrong[0]} does not belong to {what} (see --help)": bool(wrong),
+            f"{what} needs an index: a folder or postgresql://...": not words,
+        }
+    )
     if len(words) > 1 and run_fn not in (_remove, _export):
         refuse("index", words[1:])
     return run_fn(arguments, *words)
 
 
 def _fill(arguments: argparse.Namespace, place: str) -> int:
-    if bool(arguments.images) == bool(arguments.source):
-        raise ValueError("give either --images=FOLDER, or --import=FILE.parquet")
-    if (arguments.split and not arguments.images) or (arguments.root and not arguments.split):
-        raise ValueError(
+    images, source, split = arguments.images, arguments.source, arguments.split
+    check_all(
+        {
+            "give either --images=FOLDER, or --import=FILE.parquet": bool(images) == bool(source),
             "--split writes images of the bundle's data set: say where with --images=FOLDER; "
-            "--root needs --split"
-        )
-    if not arguments.bundle and (arguments.images or arguments.verb == "reindex"):
-        raise ValueError("--bundle=BUNDLE is needed: it embeds the images")
+            "--root needs --split": bool((split and not images) or (arguments.root and not split)),
+            "--bundle=BUNDLE is needed: it embeds the images": not arguments.bundle
+            and bool(images or arguments.verb == "reindex"),
+        }
+    )
     bundle = load_bundle(arguments.bundle) if arguments.bundle else None
-    if arguments.split:
+    if split:
         from dmljax.commands import dataset_flags
 
-        dataset_flags.write_split(bundle, arguments.split, arguments.root, arguments.images)
+        dataset_flags.write_split(bundle, split, arguments.root, images)
     with ThreadPoolExecutor(machine.core_count()) as pool:
-        images = _images(arguments.images, bundle, pool) if arguments.images else None
-        settings = fill.settings_of(arguments.source, bundle)
-        words = place, images or arguments.source, settings
+        content = _images(images, bundle, pool) if images else source
+        words = place, content, fill.settings_of(source, bundle)
         if arguments.verb == "reindex":
             drop_missing = arguments.drop_missing
             return fill.reindex(*words, replace=arguments.replace, drop_missing=drop_missing)
@@ -185,10 +189,8 @@ def _compact(_: argparse.Namespace, place: str) -> int:
 def _check(_: argparse.Namespace, place: str) -> int:
     with indexes.open(place) as store:
         problems = store.check()
-        for problem in problems:
-            print(problem)
-        if not problems:
-            print(f"ok: {counted(store.count(), 'item')}, every stored byte was read")
+        ok = f"ok: {counted(store.count(), 'item')}, every stored byte was read"
+    print("\n".join(problems or [ok]))
     return 1 if problems else 0
 
 

@@ -27,13 +27,10 @@ def configs() -> str:
 
     lines = [f"  {name:18s} {_first_line(getattr(recipes, name))}" for name in recipes.NAMES]
     text = "recipes, such as --config=glyphs:\n" + "\n".join(lines)
-    files = sorted(pathlib.Path("configs").glob("*.py"))
-    if files:
+    if files := sorted(pathlib.Path("configs").glob("*.py")):
         width = max(len(str(file)) for file in files)
-        lines = [
-            f"  {file!s:{width}s} {file.read_text().partition(chr(10))[0].strip(chr(34))}"
-            for file in files
-        ]
+        texts = (file.read_text().partition("\n")[0].strip('"') for file in files)
+        lines = [f"  {file!s:{width}s} {x}" for file, x in zip(files, texts, strict=True)]
         text += "\n\nconfig files, such as --config=configs/glyphs.py:\n" + "\n".join(lines)
     return text
 

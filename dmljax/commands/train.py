@@ -13,6 +13,7 @@ docs/scale.md describes training on several processes.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import traceback
@@ -101,23 +102,14 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         images, folder = training.compute_features(config, shard=arguments.features)
         print(f"{folder}: {images:,} images of part {arguments.features}")
         return 0
-    if _is_deterministic(arguments.config, overrides):
-        environment.require_determinism()
+    # `_train` reports errors of the config: processes must join first, to end together.
+    with contextlib.suppress(*USER_ERRORS, LookupError):
+        if config_files.read(arguments.config, overrides)["runtime"]["deterministic"] is True:
+            environment.require_determinism()
     if processes:
         return _train_with_others(arguments, overrides)
     _train(arguments, overrides)
     return 0
-
-
-def _is_deterministic(name: str, overrides: Sequence[str]) -> bool:
-    """Returns whether the config sets `runtime.deterministic`; `_train` reports its errors later.
-
-    Several processes must first have joined, so that all of them end if one of them fails.
-    """
-    try:
-        return config_files.read(name, overrides)["runtime"]["deterministic"] is True
-    except (*USER_ERRORS, LookupError):
-        return False
 
 
 def _train(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:

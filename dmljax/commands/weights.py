@@ -38,34 +38,31 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     from dmljax import at_hand, weights
     from dmljax.weights import published
 
-    file, name, to = arguments.file, arguments.name, arguments.to
-    is_explained = file == "explain" and name
-    if file == "explain" and not name:
+    file, name, to, fetched = arguments.file, arguments.name, arguments.to, arguments.fetch
+    is_explained = file == "explain"
+    if is_explained and not name:
         raise ValueError("name a published file or net to explain, such as dinov2_s14")
-    if not arguments.fetch and not is_explained and name:
+    if name and not fetched and not is_explained:
         raise ValueError(f"{file} {name} is not known: see dmljax weights --help")
-    if arguments.fetch or is_explained or file in (None, "list"):
+    if fetched or is_explained or file in (None, "list"):
         words = [*given(arguments, "net", "to", "adapter"), *extras]
-        words += [word for word in (file, name) if word and arguments.fetch]
+        words += [word for word in (file, name) if word and fetched]
         leave_out(words, "flags of a net are for a file to convert")
-        if arguments.fetch:
-            print(weights.fetch(arguments.fetch, folder=at_hand.cache_folder()))
-        elif is_explained:
-            print(published.explain(name))
+        columns = shutil.get_terminal_size((_PIPED, 24)).columns
+        hint = "input: side in pixels; more: dmljax weights explain NAME"
+        if fetched:
+            print(weights.fetch(fetched, folder=at_hand.cache_folder()))
         else:
-            columns = shutil.get_terminal_size((_PIPED, 24)).columns
-            print(published.table(columns))
-            print("input: side in pixels; more: dmljax weights explain NAME")
+            table = f"{published.table(columns)}\n{hint}"
+            print(published.explain(name) if is_explained else table)
         return 0
     if not arguments.net or not to:
         raise ValueError("--net=NAME and --to=FILE.safetensors are needed (dmljax weights --help)")
     if os.path.lexists(to):
         raise FileExistsError(f"{to} exists: choose another --to")
     metadata = _convert(file, {"name": arguments.net, **keywords}, to, arguments.adapter)
-    for note in metadata["notes"]:
-        print(note)
     source = metadata["source"]["known_as"] or "unknown"
-    print(f"wrote {to}: {metadata['net']}, source {source}")
+    print(*metadata["notes"], f"wrote {to}: {metadata['net']}, source {source}", sep="\n")
     return 0
 
 

@@ -137,8 +137,9 @@ def _against(run: Run, scores: QueryScores, frozen: QueryScores) -> list[Against
     for name in SCORES:
         (mean, *limits, _), (trained, _, _, paired) = result.scores[name].values()
         assert paired is not None
-        ranges = map(finite, (*limits, paired.difference, paired.low, paired.high))
-        rows.append(Against(scores.split, name, trained, mean, *ranges, paired.verdict))
+        means, ranges = (trained, mean), map(finite, limits)
+        difference = paired.difference, finite(paired.low), finite(paired.high), paired.verdict
+        rows.append(Against(scores.split, name, *means, *ranges, *difference))
     return rows
 
 
@@ -205,10 +206,9 @@ def check(
     """
     if run.weights is None and run.options.start is None:
         return []
-    held_out = run.held_out  # None, or without images
     embeddings = {"test": test_embeddings[MAIN]}
-    if held_out:
-        embeddings["val"] = evaluator.embeddings(state, held_out)[MAIN]
+    if run.held_out:  # neither None nor without images
+        embeddings["val"] = evaluator.embeddings(state, run.held_out)[MAIN]
     try:
         scores = {
             split: folder.query_scores(run, x, workdir, split=split, step=int(state.step))

@@ -92,11 +92,8 @@ def below_pixels(run: Run, step: int, workdir: pathlib.Path) -> str | None:
     rows = read(RunFolder(workdir).metrics)
     pixels = next((row["raw/R@1"] for row in rows if "raw/R@1" in row), _EASY)
     scores = {row["step"]: row["test/R@1"] for row in rows if "test/R@1" in row and row["step"]}
-    is_first, best = (
-        [x for x in scores if 2 * x >= run.steps] == [step],
-        max(scores.values(), default=0.0),
-    )
-    if pixels >= _EASY or not is_first or best > pixels:
+    best, late_steps = max(scores.values(), default=0.0), [x for x in scores if 2 * x >= run.steps]
+    if pixels >= _EASY or late_steps != [step] or best > pixels:
         return None
     return (
         f"warning: after {step:,} of {run.steps:,} steps the best test/R@1 is {100 * best:.1f}, "

@@ -4,8 +4,7 @@ import contextlib
 import os
 import pathlib
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -86,10 +85,7 @@ def compute_features(config: Any, *, shard: parts.Shard) -> tuple[int, pathlib.P
 
 
 def _train_and_report(
-    run: Run,
-    workdir: pathlib.Path,
-    checkpoints: Checkpoints,
-    report: results.Report,
+    run: Run, workdir: pathlib.Path, checkpoints: Checkpoints, report: results.Report
 ) -> dict[str, float]:
     origin: list[str] = []
     restored = loop.restore(run, checkpoints, report, say=origin.append)
@@ -108,6 +104,7 @@ def _train_and_report(
         stack.callback(journal.close)
         interrupts = stack.enter_context(Interrupts(run.shards))
         evaluator = Evaluator(run, interrupts=interrupts)
+        observer = _Observer(run, workdir, evaluator, journal)
         for line in [*summary.header(run, restored.state), *origin]:
             journal.say(line)
         warn_of_one_class(
@@ -118,7 +115,7 @@ def _train_and_report(
         if start_step == 0:
             try:
                 with interrupts.stoppable():
-                    _evaluate_untrained(run, restored.state, evaluator, journal, workdir)
+                    observer.before(restored.state)
             except Stopped:
                 journal.say("stopped before step 1; the same command starts again")
                 interrupts.leave()
@@ -136,14 +133,12 @@ def _train_and_report(
                 interrupts=interrupts,
                 report=report,
                 workdir=workdir,
-                evaluated_fn=_observe_fn(run, journal, workdir),
+                evaluated_fn=observer.during,
                 resident=data,
             )
             if run.method.inspect is not None:  # process 0 alone draws what goes on inside
                 state = on_every_device(state, run.shards)
-            interrupts.report(
-                lambda: _report(run, state, evaluation, workdir, evaluator, journal, report)
-            )
+            interrupts.report(lambda: observer.after(state, evaluation, report))
         except Stopped:
             journal.say("stopped after training, saved; the same command repeats what follows it")
             interrupts.leave()
@@ -152,70 +147,63 @@ def _train_and_report(
     return evaluation.test_scores
 
 
-def _evaluate_untrained(
-    run: Run, state: TrainState, evaluator: Evaluator, journal: Journal, workdir: pathlib.Path
-) -> None:
-    """Reports the scores of raw pixels and of the backbone; draws the first frame of the movie."""
-    if baseline := evaluator.pixel_scores():
-        journal.say(f"raw pixels, before training: R@1 {100 * baseline['R@1']:.1f}")
-        journal.evaluation(0, baseline, split="raw")
-    if run.options.evaluate.frozen:
-        frozen.evaluate(run, evaluator, journal, workdir)
-    if isinstance(run.options.pictures, Movie):
-        summary.frame(run, evaluator.embeddings(state, run.test), workdir, 0)
+class _Observer(NamedTuple):
+    """Reports what is not part of the training: baselines, pictures, warnings and the result."""
 
+    run: Run
+    workdir: pathlib.Path
+    evaluator: Evaluator
+    journal: Journal
 
-def _observe_fn(run: Run, journal: Journal, workdir: pathlib.Path) -> Callable:
-    """Returns a function of evaluations: projector, a frame of the movie, a warning."""
+    def before(self, state: TrainState) -> None:
+        """Scores raw pixels and the backbone; draws the first frame of the movie."""
+        if baseline := self.evaluator.pixel_scores():
+            self.journal.say(f"raw pixels, before training: R@1 {100 * baseline['R@1']:.1f}")
+            self.journal.evaluation(0, baseline, split="raw")
+        if self.run.options.evaluate.frozen:
+            frozen.evaluate(self.run, self.evaluator, self.journal, self.workdir)
+        if isinstance(self.run.options.pictures, Movie):
+            embeddings = self.evaluator.embeddings(state, self.run.test)
+            summary.frame(self.run, embeddings, self.workdir, 0)
 
-    def observe(step: int, evaluation: Evaluation) -> None:
-        pictures, embeddings = run.options.pictures, evaluation.test_embeddings
+    def during(self, step: int, evaluation: Evaluation) -> None:
+        """Writes points of the projector and a frame of the movie; warns of a useless net."""
+        pictures, embeddings = self.run.options.pictures, evaluation.test_embeddings
         if embeddings is not None and pictures is not None and pictures.projector:
-            classes = [run.test.names[label] for label in run.test.labels]
-            journal.projector(step, embeddings[MAIN], classes, count=pictures.projector)
+            classes = [self.run.test.names[label] for label in self.run.test.labels]
+            self.journal.projector(step, embeddings[MAIN], classes, count=pictures.projector)
         if embeddings is not None and isinstance(pictures, Movie):
-            summary.frame(run, embeddings, workdir, step)
-        if line := summary.below_pixels(run, step, workdir):
-            journal.say(line)
+            summary.frame(self.run, embeddings, self.workdir, step)
+        if line := summary.below_pixels(self.run, step, self.workdir):
+            self.journal.say(line)
 
-    return observe
-
-
-def _report(
-    run: Run,
-    state: TrainState,
-    evaluation: Evaluation,
-    workdir: pathlib.Path,
-    evaluator: Evaluator,
-    journal: Journal,
-    report: results.Report,
-) -> None:
-    """Writes the last lines of a run, `result.json`, scores of queries, page and movie."""
-    files, step = RunFolder(workdir), int(state.step)
-    choice = summary.choice(run, step, read(files.metrics))
-    for line in summary.footer(run, state, evaluation, choice):
-        journal.say(line)
-    values, rows, embedded = dict(evaluation.scores), list[frozen.Against](), None
-    if (test := evaluation.test_embeddings) is not None:
-        scores = {"test": folder.query_scores(run, test[MAIN], workdir, step=step)}
-        folder.write_scores(scores["test"], workdir)
-        embedded = folder.Embedded(run, state, workdir, evaluator, test, scores["test"])
-        if evaluation.val_embeddings is not None and files.frozen.exists():
-            x = evaluation.val_embeddings
-            scores["val"] = folder.query_scores(run, x, workdir, split="val", step=step)
-        rows = frozen.compare(run, workdir, scores)
-        ranges = summary.intervals(scores["test"], run.options.evaluate.average)
-        for line in [ranges, *frozen.lines(run, rows, workdir)]:
-            journal.say(line)
-        values |= {f"{frozen.PREFIXES[row.split]}/{row.name}": row.frozen for row in rows}
-    against = [row._asdict() for row in rows]
-    report.finished(choice, values, against_frozen=against, **summary.facts(run))
-    if run.options.pictures is None or embedded is None:
-        return
-    start = time.perf_counter()
-    if page.write(embedded):
-        journal.say(f"report: {files.page} ({time.perf_counter() - start:.0f} s)")
-    if isinstance(movie := run.options.pictures, Movie):
-        times = {"frame_ms": movie.frame_ms, "last_frame_ms": movie.last_frame_ms}
-        drawing.movie(files.frames, files.movie, **times)
-        journal.say(f"movie: {files.movie}")
+    def after(self, state: TrainState, evaluation: Evaluation, report: results.Report) -> None:
+        """Writes the last lines of a run, `result.json`, scores of queries, page and movie."""
+        run, workdir, say = self.run, self.workdir, self.journal.say
+        files, step, movie = RunFolder(workdir), int(state.step), run.options.pictures
+        choice = summary.choice(run, step, read(files.metrics))
+        for line in summary.footer(run, state, evaluation, choice):
+            say(line)
+        values, rows, embedded = dict(evaluation.scores), list[frozen.Against](), None
+        if (test := evaluation.test_embeddings) is not None:
+            scores = {"test": folder.query_scores(run, test[MAIN], workdir, step=step)}
+            folder.write_scores(scores["test"], workdir)
+            embedded = folder.Embedded(run, state, workdir, self.evaluator, test, scores["test"])
+            if (val := evaluation.val_embeddings) is not None and files.frozen.exists():
+                scores["val"] = folder.query_scores(run, val, workdir, split="val", step=step)
+            rows = frozen.compare(run, workdir, scores)
+            ranges = summary.intervals(scores["test"], run.options.evaluate.average)
+            for line in [ranges, *frozen.lines(run, rows, workdir)]:
+                say(line)
+            values |= {f"{frozen.PREFIXES[row.split]}/{row.name}": row.frozen for row in rows}
+        against = [row._asdict() for row in rows]
+        report.finished(choice, values, against_frozen=against, **summary.facts(run))
+        if movie is None or embedded is None:
+            return
+        start = time.perf_counter()
+        if page.write(embedded):
+            say(f"report: {files.page} ({time.perf_counter() - start:.0f} s)")
+        if isinstance(movie, Movie):
+            times = {"frame_ms": movie.frame_ms, "last_frame_ms": movie.last_frame_ms}
+            drawing.movie(files.frames, files.movie, **times)
+            say(f"movie: {files.movie}")

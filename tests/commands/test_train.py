@@ -5,13 +5,14 @@ import re
 
 import jax
 import pytest
-from processes import command, python
-from system import brief, tiny, write_config
+from processes import python
+from system import tiny, write_config
 
 from dmljax.config.build import build
 from dmljax.main import main
 from dmljax.nets import token_attention
-from dmljax.train import devices
+from dmljax.runs import dry_run, summary
+from dmljax.train import devices, initial_state
 
 _CODE = """
 import json, os, sys
@@ -47,11 +48,8 @@ def test_it_counts_what_learns_and_trains_nothing(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_frozen_backbone_does_not_learn(tmp_path, capsys):
-    from dmljax.runs import training
-
-    training.run(brief(tmp_path), tmp_path / "source")
-    fields = {"start": {"name": str(tmp_path / "source"), "takes": "backbone"}, "trained": "last"}
+def test_a_frozen_backbone_does_not_learn(source, tmp_path, capsys):
+    fields = {"start": {"name": str(source), "takes": "backbone"}, "trained": "last"}
     config = tiny(tmp_path, **fields)
     config["ladder"] = [{"name": "head"}, {"name": "all", "trained": "all"}]
     assert main(["train", f"--config={write_config(tmp_path, config)}", "--dry-run"]) == 0
@@ -89,18 +87,16 @@ def test_what_the_start_refuses_is_refused_by_the_same_line(tmp_path, change, me
     assert lines[0] == lines[1] and not (tmp_path / "run").exists()
 
 
-def test_products_are_counted_whatever_form_of_attention_runs(tmp_path, capsys, monkeypatch):
+def test_products_are_counted_whatever_form_of_attention_runs(tmp_path, monkeypatch):
     """Those of a form such as cuDNN's are hidden; here it has none."""
     hidden = {**token_attention.FORMS, "xla": lambda q, k, v, is_causal: v}
     monkeypatch.setattr(token_attention, "FORMS", hidden)
-    counts = []
+    lines = []
     for form in ("plain", "xla"):
         net = {"name": "vit_s16", "width": 32, "heads": 2, "depth": 1, "patch": 4}
         net |= {"image_size": 12, "attention": form}
-        file = write_config(tmp_path, tiny(tmp_path, net=net))
-        assert main(["train", f"--config={file}", "--dry-run"]) == 0
-        counts += re.findall(r"([\d.e+]+) floating-point", capsys.readouterr().out)
-    assert len(counts) == 2 and counts[0] == counts[1]
+        lines.append([*dry_run._of_step(build(tiny(tmp_path, net=net)))])
+    assert lines[0] == lines[1] and "floating-point" in lines[0][1]
 
 
 def _seen(*words, flags=""):
@@ -118,16 +114,11 @@ def test_the_flag_is_set_before_jax_starts():
     assert _seen(*words, flags=off)["flags"] == off
 
 
-def test_the_header_says_so(tmp_path):
-    config = write_config(tmp_path, tiny(tmp_path, steps=1))
-    words = (f"--config={config}", f"--workdir={tmp_path / 'run'}")
-    done = command(*words, "--config.runtime.deterministic=True")
-    assert done.returncode == 0 and "; deterministic" in done.stdout, done.stderr
-
-
-def test_a_gpu_without_the_flag_is_refused():
+def test_a_gpu_without_the_flag_is_refused_and_the_header_says_so(tmp_path):
     devices.check_determinism("cpu", "")
     devices.check_determinism("gpu", "--a=1 --xla_gpu_deterministic_ops=true")
     with pytest.raises(ValueError, match=r"read before JAX starts.*xla_gpu_deterministic_ops=true"):
         devices.check_determinism("gpu", "--xla_gpu_deterministic_ops=false")
     assert "--xla_gpu_deterministic_ops=true" in devices.describe_determinism("gpu")
+    run = build(tiny(tmp_path, runtime={"deterministic": True}))
+    assert "; deterministic" in summary.header(run, initial_state.first_state(run))[-1]

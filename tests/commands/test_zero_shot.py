@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import shutil
 
 import jax
 import numpy as np
@@ -107,47 +106,39 @@ def test_backbones_are_scored_as_they_are(cache, tmp_path, capsys):
     assert "features of" not in printed.out and "tiny" in printed.out and not printed.err
 
 
-def test_every_folder_of_images_has_a_page_of_its_own(cache, tmp_path, monkeypatch, capsys):
-    """The page of images with classes, and then the one of images without."""
-    monkeypatch.chdir(tmp_path)
-    root, flat = photos(tmp_path), tmp_path / "flat"
-    flat.mkdir()
-    for i, path in enumerate(sorted(root.rglob("*.png"))[:30]):
-        shutil.copy(path, flat / f"{i}.png")
-    main(["zero-shot", str(root), "--nets=tiny"])
-    assert f"page: runs/zero-shot/{root.name}/report.html" in capsys.readouterr().out
-    main(["zero-shot", f"{flat}/", "--nets=tiny"])
-    names = {path.name: {x.name for x in path.iterdir()} for path in root.glob("../runs/*/*")}
-    assert names == {root.name: {"report.html"}, "flat": {"report.html", "clusters.csv"}}
-
-
 def test_unreadable_images_are_named_once_with_the_reason_and_counted_again(
-    cache, tmp_path, caplog, capsys
+    cache, tmp_path, monkeypatch, caplog, capsys
 ):
-    root = photos(tmp_path)
-    words = ["zero-shot", str(root), "--nets=tiny", f"--out={tmp_path / 'out'}"]
-    (root / "c0" / "empty.png").touch()
+    """Also: one class has no meaning, and the page goes to a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    root = photos(tmp_path, lambda i, label: "only")
+    (root / "only" / "empty.png").touch()
     for lines in (1, 0):
         caplog.clear()
-        capsys.readouterr()
-        main(words)
-        line = f"{root / 'c0' / 'empty.png'} cannot be read: skipped from now on"
+        main(["zero-shot", str(root), "--nets=tiny"])
+        line = f"{root / 'only' / 'empty.png'} cannot be read: skipped from now on"
         assert caplog.text.count(line) == caplog.text.count("empty.png") == lines
-        assert "images that could not be read and are left out: 1\n" in capsys.readouterr().out
+        line = f"{root} has one class, 'only': every image is right, and the scores say nothing"
+        assert caplog.text.count(line) == 1
+        printed = capsys.readouterr().out
+        assert "images that could not be read and are left out: 1\n" in printed
+        assert f"page: runs/zero-shot/{root.name}/report.html" in printed
 
 
-def test_one_class_is_said_to_have_no_meaning(cache, tmp_path, caplog):
-    root = photos(tmp_path, lambda i, label: "only")
-    main(["zero-shot", str(root), "--nets=tiny", f"--out={tmp_path / 'out'}"])
-    line = f"{root} has one class, 'only': every image is right, and the scores say nothing"
-    assert caplog.text.count(line) == 1
-
-
-def test_images_without_folders_get_clusters_and_near_duplicates(cache, tmp_path, capsys):
-    root = photos(tmp_path, lambda i, label: "")
+def test_images_without_folders_get_clusters_and_near_duplicates(
+    cache, tmp_path, monkeypatch, capsys
+):
+    """By the first of several backbones."""
+    root, file = photos(tmp_path, lambda i, label: ""), tmp_path / "cache" / "tiny.safetensors"
+    (tmp_path / "cache" / "twin.safetensors").write_bytes(file.read_bytes())
+    twin = ENTRY._replace(url="https://example.org/twin.safetensors")
+    monkeypatch.setitem(weights.PUBLISHED, "twin", twin)
     copy = np.asarray(Image.open(root / "005.png")).astype(int) + 1
     Image.fromarray(np.clip(copy, 0, 255).astype(np.uint8)).save(root / "copy, twice.png")
-    main(["zero-shot", str(root), "--nets=tiny", f"--out={tmp_path / 'out'}"])
+    main(["zero-shot", f"{root}/", "--nets=twin,tiny", f"--out={tmp_path / 'out'}"])
+    printed = capsys.readouterr().out
+    line = "images without classes are grouped by one backbone, twin; not used: tiny (--nets=NAME"
+    assert printed.startswith(line) and "near duplicates by twin;" in printed
     facts = page.read(tmp_path / "out" / "report.html")
     assert "R@1" not in facts["headline"] and "scores" not in facts
     pairs = [{facts["files"][d[k]] for k in "ab"} for d in facts["check"]["duplicates"]]
@@ -162,20 +153,6 @@ def test_images_without_folders_get_clusters_and_near_duplicates(cache, tmp_path
     classes = facts["classes"]
     assert classes["order"].tolist() == list(range(6)) and not classes["queries"].any()
     assert np.isnan(classes["recall"]).all() and np.isfinite(classes["inside"]).all()
-
-
-def test_of_several_backbones_without_classes_the_one_that_is_used_is_named(
-    cache, tmp_path, monkeypatch, capsys
-):
-    root = photos(tmp_path, lambda i, label: "")
-    file = tmp_path / "cache" / "tiny.safetensors"
-    (tmp_path / "cache" / "twin.safetensors").write_bytes(file.read_bytes())
-    twin = ENTRY._replace(url="https://example.org/twin.safetensors")
-    monkeypatch.setitem(weights.PUBLISHED, "twin", twin)
-    main(["zero-shot", str(root), f"--out={tmp_path / 'out'}", "--nets=twin,tiny"])
-    printed = capsys.readouterr().out
-    line = "images without classes are grouped by one backbone, twin; not used: tiny (--nets=NAME"
-    assert printed.startswith(line) and "near duplicates by twin;" in printed
 
 
 def test_a_folder_of_features_that_cannot_be_written_is_named(cache, tmp_path, monkeypatch):
@@ -250,16 +227,10 @@ def test_large_photographs_have_the_same_features_everywhere(cache, tmp_path):
         (["export", "--net=absent", "--out=x"], "dmljax weights --fetch=absent, or --weights=FILE"),
         (["export", "--net=tiny", "--weights=nowhere", "--out=x"], "nowhere is not a file"),
         (["export", "--net=tiny", "--allow-worse", "--out=x"], "leave out --allow-worse"),
-        (
-            ["export", "runs/a", "--weights=f", "--out=x"],
-            "leave out --weights$",
-        ),
+        (["export", "runs/a", "--weights=f", "--out=x"], "leave out --weights$"),
         (["embed", "--net=tiny", "--out=x"], "without --images, .* leave out --net"),
         (["embed", "a.bundle", "--net=tiny", "--images=b", "--out=x"], "a bundle or --net"),
-        (
-            ["embed", "a.bundle", "--weights=f", "--images=b", "--out=x"],
-            "leave out --weights$",
-        ),
+        (["embed", "a.bundle", "--weights=f", "--images=b", "--out=x"], "leave out --weights$"),
     ],
 )
 def test_wrong_words_are_one_line(cache, tmp_path, monkeypatch, words, message):

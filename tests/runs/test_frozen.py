@@ -1,15 +1,17 @@
 """A run from a pretrained backbone is compared with it, and is not exported if it is worse."""
 
+import json
 import math
+import shutil
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pretrained import VIT, with_weights
 from system import METHODS, brief, tiny
 
 from dmljax import bundle
 from dmljax.bundle import exporting
+from dmljax.config import method
 from dmljax.config.build import build
 from dmljax.data.splits import Split
 from dmljax.files import result as results
@@ -64,11 +66,10 @@ def test_a_worse_run_says_so_and_is_exported_only_on_demand(worse, tmp_path):
     assert "Minus the frozen backbone" in card and bundle.load(out).embed is not None
 
 
-def test_deleted_scores_do_not_switch_the_guard_off(source, tmp_path):
-    run = _run(tmp_path, source, method=NARROW)
-    for file in (run / "frozen").rglob("*.safetensors"):
-        file.unlink()
-    with pytest.raises(ValueError, match=r"worse than frozen by .* on the test split"):
+def test_deleted_scores_do_not_switch_the_guard_off(worse, tmp_path):
+    run = shutil.copytree(worse, tmp_path / "run")
+    shutil.rmtree(run / "frozen")
+    with pytest.raises(ValueError, match=r"worse than frozen by .* on held-out classes"):
         exporting.export(run, tmp_path / "a.bundle")
 
 
@@ -109,8 +110,7 @@ def test_a_difference_that_nobody_sees_is_not_worse_and_a_missing_one_is_a_dash(
         assert not row.is_worse and frozen.sentence([row]).endswith("MAP@R -: unknown")
 
 
-def test_a_run_without_scores_is_not_exported(source, tmp_path, monkeypatch):
-    run = _run(tmp_path, source, method=NARROW)
+def test_a_run_without_scores_is_not_exported(worse, tmp_path, monkeypatch):
     against = frozen._against
 
     def without_scores(*arguments):
@@ -118,25 +118,23 @@ def test_a_run_without_scores_is_not_exported(source, tmp_path, monkeypatch):
 
     monkeypatch.setattr(frozen, "_against", without_scores)
     with pytest.raises(ValueError, match=r"MAP@R is not a number\. To export it without"):
-        exporting.export(run, tmp_path / "a.bundle")
+        exporting.export(worse, tmp_path / "a.bundle")
     assert not (tmp_path / "a.bundle").exists()
 
 
-def test_the_card_knows_the_weights_at_the_start_of_a_chain_of_runs(tmp_path):
-    net = with_weights(tmp_path, VIT | {"depth": 1})
-    training.run(brief(tmp_path, net=net, steps=1), tmp_path / "first")
-    plain = {name: value for name, value in net.items() if name != "weights"}
-    for name, before in (("second", "first"), ("third", "second")):
-        fields = {"net": plain, "start": str(tmp_path / before), "steps": 1}
-        training.run(brief(tmp_path, **fields), tmp_path / name)
-    exporting.export(tmp_path / "third", tmp_path / "b", batch_sizes=(8,), allow_worse=True)
-    card = (tmp_path / "b" / "README.md").read_text()
-    assert "Pretraining: weights7.safetensors, of unknown source and license" in card
+def test_the_weights_at_the_start_of_a_chain_of_runs_are_known(tmp_path):
+    configs = {"first": {"start": None, "net": {"name": "vit_s16", "weights": "a.pth"}}}
+    configs["second"] = {"start": {"name": str(tmp_path / "first")}, "net": {"name": "vit_s16"}}
+    for name, config in configs.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    assert method.first_weights(str(tmp_path / "second"), None) == "a.pth"
+    assert method.first_weights(None, "b.pth") == "b.pth"
 
 
-@pytest.mark.parametrize("method", ["graph", "dvml", "abe"])
-def test_every_method_has_the_plain_backbone_as_its_baseline(source, tmp_path, method):
-    run = build(tiny(tmp_path, start={"name": str(source), "takes": "backbone"}, **METHODS[method]))
+@pytest.mark.parametrize("name", ["graph", "dvml", "abe"])
+def test_every_method_has_the_plain_backbone_as_its_baseline(source, tmp_path, name):
+    run = build(tiny(tmp_path, start={"name": str(source), "takes": "backbone"}, **METHODS[name]))
     assert run.options.evaluate.frozen
     rows = Evaluator(run).frozen_fn(frozen.initial_state.backbone(run))(run.test)
     _, start = folder.reopen(source)

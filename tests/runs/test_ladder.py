@@ -13,9 +13,10 @@ from pretrained import VIT, with_weights
 from processes import started
 from system import brief, tiny, write_config
 
-from dmljax import adapt, bundle
+from dmljax import adapt
 from dmljax.bundle import exporting
 from dmljax.config.build import build, digests_of
+from dmljax.files import reading
 from dmljax.files import result as results
 from dmljax.main import main
 from dmljax.runs import folder, frozen, ladder, training
@@ -41,7 +42,7 @@ def climbed(source, tmp_path_factory):
     return place / "run"
 
 
-def test_the_best_step_on_held_out_classes_counts(climbed, tmp_path):
+def test_the_best_step_on_held_out_classes_counts(climbed):
     content = json.loads((climbed / "ladder.json").read_text())
     rows = {row["name"]: row for row in content["rows"]}
     assert list(rows) == ["frozen", "head", "all", "mix"]
@@ -64,15 +65,16 @@ def test_the_best_step_on_held_out_classes_counts(climbed, tmp_path):
     assert results.read(climbed).digests == digests_of(config)._asdict()
     page = (climbed / "report.html").read_text()
     assert all(f'"{name}"' in page for name in ("frozen", "head", "all", "mix"))
-    main(["export", str(climbed), f"--out={tmp_path / 'b'}", "--batch-sizes=8", "--allow-worse"])
-    images = np.load(folder.reopen(climbed)[0].config["dataset"]["path"])["images"][:8]
-    embed_fn, variables, _ = folder.load(climbed / content["chosen"])
-    rows = bundle.load(tmp_path / "b").embed(list(images))
-    np.testing.assert_allclose(rows, embed_fn(variables, images), atol=1e-5)
+    assert reading.chosen_run(climbed) == climbed / content["chosen"]
 
 
 def test_the_mixed_step_is_the_average_of_the_two_before(climbed):
+    """Also: the step after the head starts from it, and scores no backbone again."""
     rows = json.loads((climbed / "ladder.json").read_text())["rows"]
+    start = json.loads((climbed / "all" / "config.json").read_text())["start"]
+    assert (start["name"], start["takes"]) == (str(climbed / rows[1]["folder"]), "all")
+    lines = (climbed / "all" / "metrics.jsonl").read_text()
+    assert "frozen" not in lines and (climbed / "all" / "frozen").is_dir()
     head, all_, mix = (folder.reopen(climbed / row["folder"])[1] for row in rows if row["folder"])
     expected = adapt.interpolated(all_.params, head.params, share=0.5)
     for a, b in zip(*map(jax.tree.leaves, (mix.params, expected)), strict=True):
@@ -82,37 +84,22 @@ def test_the_mixed_step_is_the_average_of_the_two_before(climbed):
     assert np.abs(kernel[0] - kernel[1]).max() > 1e-4
 
 
-def test_the_next_step_starts_from_the_best_head(climbed):
-    config = json.loads((climbed / "all" / "config.json").read_text())
-    rows = json.loads((climbed / "ladder.json").read_text())["rows"]
-    assert config["start"]["name"] == str(climbed / rows[1]["folder"])
-    assert config["start"]["takes"] == "all"
-    # The head is taken, not fitted again.
-    lines = (climbed / "all" / "metrics.jsonl").read_text()
-    assert "frozen" not in lines and (climbed / "all" / "frozen").is_dir()
-
-
-def test_a_finished_ladder_is_read_and_another_one_is_refused(climbed, source, capsys):
-    place = climbed.parent
-    before = {p: p.stat().st_mtime_ns for p in climbed.glob("*/checkpoints/*")}
-    ladder.run(_config(place, source, pictures="page"), climbed)
-    assert before == {p: p.stat().st_mtime_ns for p in climbed.glob("*/checkpoints/*")}
-    assert "== " not in capsys.readouterr().out
-    _check_refusal(_config(place, source, pictures="page", seed=3), climbed)
-
-
-def test_a_ladder_whose_folder_has_moved_goes_on_and_a_refused_step_changes_nothing(
-    climbed, source, tmp_path
+def test_a_finished_ladder_is_read_where_it_has_moved_and_a_refused_step_changes_nothing(
+    climbed, source, tmp_path, capsys
 ):
-    moved = shutil.copytree(climbed, tmp_path / "moved")
-    ladder.run(_config(climbed.parent, source, pictures="page"), moved)
+    config, moved = _config(climbed.parent, source), shutil.copytree(climbed, tmp_path / "moved")
+    _check_refusal(config | {"seed": 3}, moved)
+    before = {p: p.stat().st_mtime_ns for p in moved.glob("*/checkpoints/*")}
+    ladder.run(config, moved)
+    assert before == {p: p.stat().st_mtime_ns for p in moved.glob("*/checkpoints/*")}
+    assert "== " not in capsys.readouterr().out
     for path in climbed.glob("*/result.json"):
         assert (moved / path.relative_to(climbed)).read_bytes() == path.read_bytes()
     before = (moved / "ladder.json").read_bytes()
     shutil.rmtree(moved / "mix-0.5")
     shutil.copytree(next(moved.glob("head-*")), moved / "mix-0.5")
     with pytest.raises(ValueError, match=r"moved/mix-0.5 holds a run of another config"):
-        ladder.run(_config(climbed.parent, source, pictures="page"), moved)
+        ladder.run(config, moved)
     assert (moved / "ladder.json").read_bytes() == before
 
 
@@ -148,7 +135,7 @@ def test_an_unfinished_ladder_is_refused_whole_and_overwritten_whole(source, tmp
 
 
 def test_a_killed_ladder_ends_the_same(climbed, source, tmp_path):
-    config = _config(climbed.parent, source, pictures="page")
+    config = _config(climbed.parent, source)
     with started(tmp_path, tmp_path / "run", config) as process:
         deadline = time.monotonic() + 120
         while not (tmp_path / "run" / "all" / "checkpoints").is_dir():

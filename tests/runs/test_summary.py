@@ -19,7 +19,6 @@ from dmljax.train import initial_state
 from dmljax.train import options as options_lib
 from dmljax.train.journal import read
 
-HELD_OUT = {"held_out": 0.5, "sampler": {"name": "class_balanced", "classes": 2, "per_class": 4}}
 # From harmless to harmful, so that an early step is the best.
 HARMFUL = {
     "optimizer": {"name": "sgd", "rate": 100.0},
@@ -35,19 +34,22 @@ def _printed(place, capsys, **fields):
     return capsys.readouterr().out
 
 
-def test_the_first_step_is_shown_long_before_the_first_report(tmp_path, capsys):
-    printed = _printed(tmp_path, capsys, log_every=6, optimizer={"name": "adam", "rate": 1e-2})
+def test_a_run_shows_its_first_step_at_once_and_explains_a_last_step_that_is_not_the_best(
+    tmp_path, capsys
+):
+    printed = _printed(tmp_path, capsys, log_every=6)
     lines = printed.splitlines()
     compiling = lines.index("compiling the train step")
     assert lines[compiling + 1].startswith("step 1/6  loss ")
     rows = read(tmp_path / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows if "loss" in row] == [6]  # the file has reports only
-
-
-def test_a_last_step_that_is_not_the_best_comes_with_advice(tmp_path, capsys):
-    printed = _printed(tmp_path, capsys)
     assert "the last step was chosen (select=last), but test/R@1 was higher at step" in printed
     assert "--config.held_out=0.2 --config.select=val" in printed
+    assert "95 % ranges over test classes: no range: 4 classes" in printed
+    assert "random values" not in printed
+    line = initial_state.missing_weights_note("resnet50")
+    assert "resnet50 starts from random values" in line and "--config.net.weights=" in line
+    assert initial_state.missing_weights_note("convnet") is None
 
 
 def test_a_last_step_that_is_the_best_is_not_explained(tmp_path, capsys):
@@ -66,13 +68,6 @@ def test_splits_of_one_class_are_said_to_have_no_meaning(tmp_path, capsys, caplo
     caplog.clear()
     folder.evaluate(tmp_path / "run")
     assert caplog.text.count(test) == 1 and train not in caplog.text
-
-
-def test_a_published_net_without_its_weights_is_told_what_that_means(tmp_path, capsys):
-    line = initial_state.missing_weights_note("resnet50")
-    assert "resnet50 starts from random values" in line and "--config.net.weights=" in line
-    assert initial_state.missing_weights_note("convnet") is None
-    assert "random values" not in _printed(tmp_path, capsys)
 
 
 def test_the_first_line_of_photographs_without_a_backbone_says_how_to_get_one(
@@ -138,7 +133,7 @@ def test_who_is_warned(unchecked, tmp_path, pixels, scores, step, is_warned):
     assert (line is not None) == is_warned
 
 
-def test_ranges_are_over_classes(tmp_path, capsys):
+def test_ranges_are_over_classes():
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(24), 10).astype(np.int32)
     is_first = (rng.random(240) < rng.random(24)[labels]).astype(np.float32)  # classes differ
@@ -153,7 +148,6 @@ def test_ranges_are_over_classes(tmp_path, capsys):
     assert line == "95 % ranges over test classes: no range: 5 classes, and it needs 8"
     by_query = metrics.interval(is_first)
     assert high - low > 1.5 * (by_query[1] - by_query[0])
-    assert "95 % ranges over test classes: no range: 4 classes" in _printed(tmp_path, capsys)
 
 
 def test_processes_read_images_for_an_accelerator(tmp_path, monkeypatch):
