@@ -28,14 +28,14 @@ from dmljax.train.run import Run
 _MOST_TRAINING, _TRAINED_DIVISOR = 20_000, 20
 
 
-def write(of: Embedded) -> bool:
+def write(embedded: Embedded) -> bool:
     """Writes the page of a run, and returns whether it was written.
 
     An error is logged as a warning, and the run continues.
     """
-    most = min(_MOST_TRAINING, of.run.steps * of.run.batch_size // _TRAINED_DIVISOR)
+    most = min(_MOST_TRAINING, embedded.run.steps * embedded.run.batch_size // _TRAINED_DIVISOR)
     try:
-        page.write(_facts(of, most=most), of.workdir / page.FILE)
+        page.write(_facts(embedded, most=most), embedded.workdir / page.FILE)
     except Exception as error:
         logging.warning("%s was not written: %s: %s", page.FILE, type(error).__name__, error)
         return False
@@ -72,32 +72,33 @@ def facts_again(
     scores = run_folder.query_scores(run, embeddings[MAIN], workdir, step=int(state.step))
     if step is None:
         run_folder.write_scores(scores, workdir)
-    of = Embedded(run, state, workdir, evaluator, embeddings, scores)
-    return _facts(of, most=_MOST_TRAINING, pictures=pictures)
+    embedded = Embedded(run, state, workdir, evaluator, embeddings, scores)
+    return _facts(embedded, most=_MOST_TRAINING, pictures=pictures)
 
 
-def _facts(of: Embedded, *, most: int, pictures: bool = True) -> facts.Facts:
+def _facts(embedded: Embedded, *, most: int, pictures: bool = True) -> facts.Facts:
     """Returns the facts of a run; `most` training images are searched for copies of test images."""
-    run, test, step, files = of.run, of.run.test, of.step, run_facts.read(of.workdir)
-    result, reader = files.result, _reader(run, test)
+    run, test, step = embedded.run, embedded.run.test, embedded.step
+    files, reader = run_facts.read(embedded.workdir), _reader(run, test)
+    result, score = files.result, run_folder.describe_score(run, embedded.state)
     rows = result.against_frozen if result and result.chosen and result.chosen.step == step else ()
     against = frozen.sentence([frozen.Against(**row) for row in rows])
     return facts.make(
-        of.embeddings[MAIN],
+        embedded.embeddings[MAIN],
         test,
         title=files.name,
         files=short_names(test),
         read_fn=lambda item: reader(int(item)),
         scores=files.scores_at(step) or None,
-        query_scores=of.scores,
+        query_scores=embedded.scores,
         average=run.options.evaluate.average,
         are_classes_new=not set(test.names) & set(run.train.names),
-        inside_fn=functools.partial(_views, of) if run.method.inspect else None,
-        training_fn=functools.partial(_training, of, most),
+        inside_fn=functools.partial(_views, embedded) if run.method.inspect else None,
+        training_fn=functools.partial(_training, embedded, most),
         fields={
-            "rule": ". ".join(filter(None, (run_folder.describe_score(run, of.state), against))),
+            "rule": ". ".join(filter(None, (score, against))),
             "curves": files.curves(step, run.reload_steps, shown=run.selection.score),
-            "prefixes": files.prefixes(step, of.embeddings[MAIN].shape[1]),
+            "prefixes": files.prefixes(step, embedded.embeddings[MAIN].shape[1]),
             "run": files.provenance(),
             "warning": files.warning(),
         },
@@ -111,22 +112,22 @@ def _reader(run: Run, split: Split) -> Reader:
     return Reader(images_of(split), least_side=run.eval_transform_fn.least_side)
 
 
-def _training(of: Embedded, most: int) -> dict[str, Any] | None:
+def _training(embedded: Embedded, most: int) -> dict[str, Any] | None:
     """Embeds at most `most` training images; None for 0 images or several processes."""
     if not most or jax.process_count() > 1:  # this process alone makes the page
         return None
-    train, rows = of.run.train, np.arange(len(of.run.train))
+    train, rows = embedded.run.train, np.arange(len(embedded.run.train))
     if len(rows) > most:
         rows = np.sort(np.random.default_rng(0).choice(len(rows), most, replace=False))
     split = subset(train, rows)
-    embeddings = of.evaluator.embeddings(of.state, split)[MAIN]
+    embeddings = embedded.evaluator.embeddings(embedded.state, split)[MAIN]
     is_readable = np.isfinite(embeddings).all(axis=1)
     split = subset(split, is_readable)
     return {
         "embeddings": embeddings[is_readable],
         "labels": split.labels,
         "names": split.names,
-        "read_fn": _reader(of.run, split),
+        "read_fn": _reader(embedded.run, split),
         "total": len(train),
     }
 
@@ -141,13 +142,16 @@ def short_names(split: Split) -> list[str] | None:
     return ["/".join(pathlib.PurePath(name).parts[-2:]) for name in names]
 
 
-def _views(of: Embedded, readable: np.ndarray) -> list[dict[str, Any]]:
+def _views(embedded: Embedded, readable: np.ndarray) -> list[dict[str, Any]]:
     """Returns views of the inside of the method, for a few readable test images."""
-    run, rng = of.run, np.random.default_rng(0)
+    run, rng = embedded.run, np.random.default_rng(0)
     reader = Reader(run.test, least_side=run.eval_transform_fn.least_side)
     # This process alone draws, on one device.
     arrays = jax.device_get(
-        (optimizers.averaged(of.state.params, of.state.opt_state), of.state.model_state)
+        (
+            optimizers.averaged(embedded.state.params, embedded.state.opt_state),
+            embedded.state.model_state,
+        )
     )
 
     def bound(kind: str, inspect_fn: Callable) -> Callable:
@@ -162,7 +166,7 @@ def _views(of: Embedded, readable: np.ndarray) -> list[dict[str, Any]]:
     functions = {k: fn for k, fn in (run.method.inspect or Inspect())._asdict().items() if fn}
     return inside.views(
         labels=run.test.labels,
-        parts={name: x for name, x in of.embeddings.items() if name != MAIN},
+        parts={name: x for name, x in embedded.embeddings.items() if name != MAIN},
         inspect_fns={kind: bound(kind, fn) for kind, fn in functions.items()},
         read_fn=lambda rows: np.stack([run.eval_transform_fn(reader(int(i)), rng) for i in rows]),
         rows=readable,

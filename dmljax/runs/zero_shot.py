@@ -65,10 +65,9 @@ def images_of_folder(root: str | os.PathLike) -> tuple[Split, bool]:
     With folders `query/` and `gallery/`, or `test/`, these are the images; otherwise all are.
     """
     folder = pathlib.Path(root).expanduser()
-    if folder.is_file():
-        raise ValueError(f"{root} is a file: name the folder of your images")
     if not folder.is_dir():
-        raise FileNotFoundError(f"{root} does not exist: name the folder of your images")
+        problem = "is a file" if folder.is_file() else "does not exist"
+        raise FileNotFoundError(f"{root} {problem}: name the folder of your images")
     if any(
         entry.is_dir() and not entry.name.startswith(".") and image_folders.has_images(entry)
         for entry in folder.iterdir()

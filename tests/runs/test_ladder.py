@@ -1,16 +1,16 @@
 """Fine-tuning in steps: each is a run, and the best on held-out classes counts."""
 
 import json
-import os
 import shutil
-import signal
+import subprocess
+import sys
 import time
 
 import jax
 import numpy as np
 import pytest
 from pretrained import VIT, with_weights
-from processes import started
+from processes import environment, started
 from system import brief, tiny, write_config
 
 from dmljax import adapt
@@ -135,14 +135,17 @@ def test_an_unfinished_ladder_is_refused_whole_and_overwritten_whole(source, tmp
 
 
 def test_a_killed_ladder_ends_the_same(climbed, source, tmp_path):
-    config = _config(climbed.parent, source)
-    with started(tmp_path, tmp_path / "run", config) as process:
+    config, run = _config(climbed.parent, source), tmp_path / "run"
+    code = "import json, sys; from dmljax.runs import ladder; "
+    code += "ladder.run(json.loads(sys.argv[1]), sys.argv[2])"
+    words = [sys.executable, "-c", code, json.dumps(config), str(run)]
+    with subprocess.Popen(words, env=environment(), stdout=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 120
-        while not (tmp_path / "run" / "all" / "checkpoints").is_dir():
+        while not (run / "all" / "checkpoints").is_dir():
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGKILL)
-    ladder.run(config, tmp_path / "run")
+        process.kill()
+    ladder.run(config, run)
     folders = [climbed, tmp_path / "run"]
     ends = [json.loads((x / "ladder.json").read_text()) for x in folders]
     for a, b in zip(*(end["rows"] for end in ends), strict=True):
