@@ -47,7 +47,7 @@ Values = Sequence[float] | np.ndarray
 
 
 def level_text(level: float = LEVEL) -> str:
-    """Returns the level as texts show it: '95 %'."""
+    """Returns the level in percent, as texts show it."""
     return f"{100 * level:.4g} %"
 
 

@@ -294,7 +294,10 @@ def test_type_1_error_over_folds(correlation, plain, corrected, count=800):
         (lambda: metrics.interval(np.ones(4), groups=np.arange(3)), r"groups have shape \(3,\)"),
         # Before values are drawn.
         (lambda: metrics.interval(np.ones(3), level=95, samples=10**12), "level=95 must lie"),
-        (lambda: metrics.compare([1], [1], level=95, samples=10**12), "level=95 must lie"),
+        (
+            lambda: metrics.compare(np.ones(3), np.ones(3), level=95, samples=10**12),
+            "level=95 must lie",
+        ),
     ],
 )
 def test_wrong_input_is_one_line(call, message):

@@ -9,14 +9,14 @@ from item_cases import case, every_kind, pairs
 from dmljax import metrics
 from dmljax.report import findings
 
-CLASSES, IMAGES, D = 100, 12, 48
+CLASSES, IMAGES, D = 100, 12, 64
 
 
 def _made_up(seed):
     """Embeddings with R@1 near 0.86: classes in families that look alike, uneven classes."""
     rng = np.random.default_rng(seed)
-    families = rng.standard_normal((30, D))
-    centers = families[rng.integers(0, 30, CLASSES)] + 0.75 * rng.standard_normal((CLASSES, D))
+    families = rng.standard_normal((18, D))
+    centers = families[rng.integers(0, 18, CLASSES)] + 0.75 * rng.standard_normal((CLASSES, D))
     labels = np.repeat(np.arange(CLASSES), IMAGES)
     spread = rng.uniform(0.4, 1.1, CLASSES)[labels]
     return centers[labels] + spread[:, None] * rng.standard_normal((len(labels), D)), labels
