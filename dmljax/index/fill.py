@@ -222,7 +222,10 @@ def _add_images(store: Index, images: Images, replace: bool, previous: Index | N
                 del chunk[name]
                 totals["skipped"] += 1
         ids, vectors, problems = images.embed_fn([*chunk.values()])
-        left_out += [x if name in x else f"{name}: {x}" for name, x in problems]
+        paths = [str(chunk[name].path) for name, _ in problems]
+        left_out += [
+            x if path in x else f"{path}: {x}" for path, (_, x) in zip(paths, problems, strict=True)
+        ]
         if ids:
             metadata = {name: metadata_of(name, {}) for name in ids}
             for index in filter(None, (previous, store)):
