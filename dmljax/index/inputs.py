@@ -16,7 +16,10 @@ from dmljax.hints import hint
 from dmljax.index.nearest import SIMILARITIES, Similarity
 from dmljax.vectors import UNIT_TOLERANCE
 
-_NO_THRESHOLDS = ", which has none (docs/ship.md says why): give a similarity, such as 0.8"
+_NO_THRESHOLDS = (
+    ", which has none (they need unit vectors, and 16 test classes or 8 classes held out of "
+    "training): give a similarity, such as 0.8"
+)
 LARGEST_K = 1000
 DEFAULT_K = 10  # of `dmljax search` and the service, which also accept fewer items
 _LARGEST_DIMENSION = 16_000  # of a column of pgvector

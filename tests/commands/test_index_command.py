@@ -686,6 +686,6 @@ def test_an_unknown_threshold_lists_the_others_or_says_why_there_are_none():
     assert inputs.threshold("0.5", {}) == inputs.threshold(0.5, {}) == 0.5
     with pytest.raises(InvalidInput, match="did you mean 'fmr=1e-2'"):
         inputs.threshold("fmr=1e-3", {"fmr=1e-2": 0.75})
-    reason = "no named thresholds here.* 16 test classes, or 8 classes held out .*similarity, such"
+    reason = "which has none .* 16 test classes or 8 classes held out .*similarity, such"
     with pytest.raises(InvalidInput, match=reason):
         inputs.threshold("fmr=1e-3", {})
