@@ -116,6 +116,14 @@ def until(fn, process, folder, *, pause=0.05):
     raise AssertionError("the run did not reach this state: " + (folder / "out.txt").read_text())
 
 
+def wait_for(condition, *, seconds=30, what="it"):
+    """Waits until `condition()` is true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not happen"
+        time.sleep(0.05)
+
+
 def _reported(workdir, step):
     with contextlib.suppress(ValueError):  # a line may be half written
         return any(

@@ -10,12 +10,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 import yaml
-from processes import LONG, ROOT, children, ends, same_run, started, until, until_step
+from processes import LONG, ROOT, children, ends, same_run, started, until, until_step, wait_for
 from system import photos, tiny
 
 from dmljax.runs import training
@@ -255,12 +254,12 @@ def test_the_status_is_that_of_the_process_that_caused_the_end(tmp_path, statuse
     env = os.environ | {"PYTHON": str(python), "PORT": "1"}
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE) as launcher:
         try:
-            _until(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
+            wait_for(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
             launcher.send_signal(signal.SIGSTOP)  # so that it sees both processes end at once
-            _until(lambda: _state(launcher.pid) == "T")
+            wait_for(lambda: _state(launcher.pid) == "T")
             may_end.touch()
             pids = [path.stem for path in tmp_path.glob("*.pid")]
-            _until(lambda: all(_state(pid) == "Z" for pid in pids))
+            wait_for(lambda: all(_state(pid) == "Z" for pid in pids))
             launcher.send_signal(signal.SIGCONT)
             assert launcher.wait(timeout=30) == max(statuses)
         finally:
@@ -270,13 +269,6 @@ def test_the_status_is_that_of_the_process_that_caused_the_end(tmp_path, statuse
 def _state(pid):
     """The letter of a process's state in /proc: T is stopped, Z has ended."""
     return pathlib.Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0]
-
-
-def _until(condition, seconds=30):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(

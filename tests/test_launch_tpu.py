@@ -5,10 +5,9 @@ import os
 import shlex
 import shutil
 import subprocess
-import time
 
 import pytest
-from processes import ROOT
+from processes import ROOT, wait_for
 
 GCLOUD = """#!/usr/bin/env bash
 # Copies to, or runs a command on, each host of a slice: a home folder in $HOSTS.
@@ -61,13 +60,6 @@ def _launch(environment, verb, *words):
     return completed.returncode, completed.stdout + completed.stderr
 
 
-def _until(condition):
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def test_the_clone_is_installed_with_a_python_of_its_own(slice_of_two):
     environment, homes = slice_of_two
     assert _launch(environment, "setup")[0] == 0
@@ -85,7 +77,7 @@ def test_a_run_survives_the_connection_and_is_asked_stopped_and_continued(slice_
     # `run` returns although the run goes on: nothing of it hangs on the connection.
     assert _launch(environment, "run", *words)[0] == 0
     logs = [home / "dmljax" / "run.log" for home in homes]
-    _until(lambda: all(log.exists() and "step 1" in log.read_text() for log in logs))
+    wait_for(lambda: all(log.exists() and "step 1" in log.read_text() for log in logs))
     for home in homes:
         expected = "--config=configs/glyphs.py --workdir=/mnt/x --config.notes=it's two"
         call = (home / "calls.txt").read_text().splitlines()[-1]
@@ -97,12 +89,12 @@ def test_a_run_survives_the_connection_and_is_asked_stopped_and_continued(slice_
     status, text = _launch(environment, "run", *words)
     assert status and text.count("is running already") == 2
     assert _launch(environment, "stop")[0] == 0
-    _until(lambda: all((home / "dmljax" / "run.status").exists() for home in homes))
+    wait_for(lambda: all((home / "dmljax" / "run.status").exists() for home in homes))
     assert _launch(environment, "status")[1].count("ended with status 143: saved") == 2
     for home in homes:
         (home / "done").touch()
     assert _launch(environment, "run", *words)[0] == 0
-    _until(lambda: _launch(environment, "status")[1].count("ended with status 0") == 2)
+    wait_for(lambda: _launch(environment, "status")[1].count("ended with status 0") == 2)
 
 
 def test_setup_says_which_changes_it_does_not_copy(slice_of_two, tmp_path):

@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from processes import LONG, ROOT
+from processes import LONG, ROOT, wait_for
 from system import tiny, write_config
 
 pytestmark = [
@@ -105,10 +105,7 @@ def _ask(environment, *command, folder=None):
 
 
 def _until(fn, what, seconds=150):
-    end = time.monotonic() + seconds
-    while not fn():
-        assert time.monotonic() < end, f"{what} did not happen"
-        time.sleep(0.2)
+    wait_for(fn, seconds=seconds, what=what)
 
 
 def _submit(environment, folder, **fields):

@@ -56,20 +56,6 @@ def test_a_run(runs, capsys):
     assert scores_file.read(runs / "a").step == 6  # written again
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda folder: (folder / scores_file.FILE).unlink(), "holds no scores.safetensors"),
-        (lambda folder: (folder / "config.json").write_text("{"), "config.json is damaged"),
-    ],
-)
-def test_runs_that_cannot_be_compared(runs, tmp_path, change, message):
-    shutil.copytree(runs / "b", tmp_path / "b")
-    change(tmp_path / "b")
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        main.main(["report", str(runs / "a"), str(tmp_path / "b"), "--text"])
-
-
 def _files(folder, vectors, labels):
     np.save(folder / "x.npy", vectors)
     np.save(folder / "y.npy", labels)

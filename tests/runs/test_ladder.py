@@ -4,13 +4,12 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 
 import jax
 import numpy as np
 import pytest
 from pretrained import VIT, with_weights
-from processes import environment, started
+from processes import environment, started, wait_for
 from system import brief, tiny, write_config
 
 from dmljax import adapt
@@ -140,10 +139,7 @@ def test_a_killed_ladder_ends_the_same(climbed, source, tmp_path):
     code += "ladder.run(json.loads(sys.argv[1]), sys.argv[2])"
     words = [sys.executable, "-c", code, json.dumps(config), str(run)]
     with subprocess.Popen(words, env=environment(), stdout=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 120
-        while not (run / "all" / "checkpoints").is_dir():
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for((run / "all" / "checkpoints").is_dir, seconds=120)
         process.kill()
     ladder.run(config, run)
     folders = [climbed, tmp_path / "run"]
