@@ -7,23 +7,14 @@
 """
 
 import os
+import types
 
 from dmljax.report import page
 
 __all__ = ["show"]
 
 
-class InlinePage:
-    """A page that a notebook displays; `html` is its frame."""
-
-    def __init__(self, html: str):
-        self.html = html
-
-    def _repr_html_(self) -> str:
-        return self.html
-
-
-def show(run: str | os.PathLike, *, height: int = 900) -> InlinePage:
+def show(run: str | os.PathLike, *, height: int = 900) -> types.SimpleNamespace:
     """Shows the page of a run inside a notebook, `height` pixels high.
 
     `run` is the folder of a run, or a page.
@@ -31,7 +22,8 @@ def show(run: str | os.PathLike, *, height: int = 900) -> InlinePage:
     path = page.path_of(run)
     page.read(path)  # refuses any other file
     document = path.read_text(encoding="utf-8").replace("&", "&amp;").replace('"', "&quot;")
-    return InlinePage(
+    frame = (
         f'<iframe srcdoc="{document}" title="{path.parent.name}" sandbox="allow-scripts '
         f'allow-downloads" style="width:100%;height:{height}px;border:0"></iframe>'
     )
+    return types.SimpleNamespace(_repr_html_=lambda: frame)  # which notebooks look for

@@ -21,8 +21,7 @@ def read(embeddings: str | os.PathLike, labels: str | os.PathLike) -> tuple[np.n
     items.safetensors of `dmljax embed`, which may also have queries, gallery and groups. The
     records of the split are the indices of the items.
     """
-    _check_file("--labels", labels)
-    vectors = _vectors("--embeddings", embeddings)
+    vectors = _vectors(embeddings)
     codes, names, marks = _labels(pathlib.Path(labels))
     if len(codes) != len(vectors):
         raise ValueError(
@@ -39,7 +38,7 @@ def read_baseline(
     `embeddings`, of the file `name`, are compared with the baseline. A row with a NaN in one file
     must have one in the other.
     """
-    vectors = _vectors("--baseline", baseline)
+    vectors = _vectors(baseline)
     if len(vectors) != len(embeddings):
         raise ValueError(
             f"{baseline} has {len(vectors):,} rows, but {name} has {len(embeddings):,}: row i of "
@@ -54,14 +53,8 @@ def read_baseline(
     return vectors
 
 
-def _check_file(flag: str, path: str | os.PathLike) -> None:
-    if not pathlib.Path(path).is_file():
-        raise FileNotFoundError(f"{flag}={path}: the file does not exist")
-
-
-def _vectors(flag: str, path: str | os.PathLike) -> np.ndarray:
+def _vectors(path: str | os.PathLike) -> np.ndarray:
     """Reads the embeddings of a file in float32; warns about rows of NaN and rows of zeros."""
-    _check_file(flag, path)
     vectors = _array(path)
     if vectors.ndim != 2 or 0 in vectors.shape or vectors.dtype.kind != "f":
         raise ValueError(

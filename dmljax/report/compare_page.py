@@ -112,19 +112,13 @@ def of_pages(
 
 
 def scores_of(
-    models: Mapping[str, np.ndarray],
-    images: Split,
-    *,
-    similarity_fn: retrieval.SimilarityFn = retrieval.euclidean,
+    models: Mapping[str, np.ndarray], images: Split, **options: Any
 ) -> dict[str, QueryScores]:
-    """Computes the scores of all queries for each model."""
+    """Computes the scores of the queries of each model, with options of `scores_file.score`."""
     for embeddings in models.values():
         if reason := images.missing_positives(embeddings):
             raise ValueError(f"there is nothing to score: {reason}")
-    return {
-        name: scores_file.score(x, images, similarity_fn=similarity_fn)
-        for name, x in models.items()
-    }
+    return {name: scores_file.score(x, images, **options) for name, x in models.items()}
 
 
 def compare(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,26 +33,18 @@ class RunScore(NamedTuple):
     comparison: Comparison | None
 
 
-def worse_text(
-    score: str,
-    value: float,
-    reference: float,
-    difference: float,
-    low: float | None,
-    high: float | None,
-    *,
-    baseline: str,
-    where: str = "",
-) -> str:
-    """Tells how much the `value` of a score is worse than the `reference` of a baseline.
+def worse_text(score: str, values: Sequence[Any], *, baseline: str, where: str = "") -> str:
+    """Tells how much a score is worse than that of a baseline.
 
-    `low` and `high` bound the range of the difference; without a range they are None or NaN.
+    `values` are the score, that of the baseline, their difference, and the ends of its range, which
+    may be None or NaN.
     """
+    value, reference, difference, low, high = values
     interval = ""
     if low is not None and high is not None and not math.isnan(low):
         interval = f" [{-100 * high:.1f}, {-100 * low:.1f}]"
-    values = f"{score} {100 * value:.1f} against {100 * reference:.1f}"
-    return f"worse than {baseline} by {-100 * difference:.1f}{interval}{where} ({values})"
+    scores = f"{score} {100 * value:.1f} against {100 * reference:.1f}"
+    return f"worse than {baseline} by {-100 * difference:.1f}{interval}{where} ({scores})"
 
 
 class RunComparison(NamedTuple):
@@ -114,14 +106,14 @@ class RunComparison(NamedTuple):
             )
         return tuple(sentences)
 
-    def worse_note(self, name: str, *, score: str = "MAP@R") -> str:
+    def worse_note(self, name: str) -> str:
         """Tells how much the run `name` is worse than the first, a baseline; "" if it is not."""
-        baseline, row = self.scores[score][self.first], self.scores[score][name]
+        baseline, row = self.scores["MAP@R"][self.first], self.scores["MAP@R"][name]
         compared = row.comparison
         if compared is None or not compared.difference < 0:
             return ""
-        difference = compared.difference, compared.low, compared.high
-        return worse_text(score, row.mean, baseline.mean, *difference, baseline="the baseline")
+        values = row.mean, baseline.mean, compared.difference, compared.low, compared.high
+        return worse_text("MAP@R", values, baseline="the baseline")
 
     def mcnemar_note(self, name: str, *, shown_fn: Callable[[str], str] = str) -> str:
         """Counts the queries that are right in one of two runs only, with McNemar's test."""

@@ -44,24 +44,15 @@ class Data:
     similarity_fn: retrieval.SimilarityFn = retrieval.euclidean
 
     @classmethod
-    def of(
-        cls,
-        embeddings: np.ndarray,
-        split: Split,
-        *,
-        devices: Sequence[Any] | None = None,
-        similarity_fn: retrieval.SimilarityFn = retrieval.euclidean,
-    ) -> Data:
+    def of(cls, embeddings: np.ndarray, split: Split, **options: Any) -> Data:
         x = np.asarray(embeddings)
-        if x.ndim != 2 or len(x) != len(split):
+        if x.ndim != 2 or len(x) != len(split) or x.dtype.kind != "f":
             raise ValueError(
-                f"embeddings must have shape [{len(split)}, dimensions], got {x.shape}: give one "
-                "row and one label for each image"
+                f"embeddings must be floating-point numbers [{len(split)}, dimensions], one row "
+                f"and one label for each image, got {x.dtype} of shape {x.shape}"
             )
-        if not np.issubdtype(x.dtype, np.floating):
-            raise ValueError(f"embeddings must be floating-point numbers, got {x.dtype}")
         x = x.astype(np.float32, copy=False)
-        return cls(x, split, split.search(x), devices, similarity_fn)
+        return cls(x, split, split.search(x), **options)
 
     @property
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:

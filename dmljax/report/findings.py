@@ -284,8 +284,6 @@ def gray_correlation(a: np.ndarray, b: np.ndarray) -> Float[np.ndarray, "m"]:
     Images of one gray level have none: 1 if both are such images, 0 if one is.
     """
     a, b = (np.asarray(x, np.float64).reshape(len(x), -1) for x in (a, b))
-    if a.shape != b.shape:
-        raise ValueError(f"images of {a.shape} and {b.shape} pixels cannot be compared")
     a, b = (x - x.mean(axis=1, keepdims=True) for x in (a, b))
     squares = np.vecdot(a, a), np.vecdot(b, b)
     # Rounding of the mean leaves about 1e-26 per pixel of an even image.

@@ -147,9 +147,6 @@ def read(folder: str | os.PathLike) -> QueryScores:
             if metadata.get("format") != FORMAT:
                 raise ValueError("its format is of another version of dmljax")
             arrays = {name: file.get_tensor(name) for name in _ARRAYS}
-        sizes = {len(array) for array in arrays.values()}
-        if len(sizes) != 1:
-            raise ValueError("its arrays differ in length")
         return QueryScores(
             **arrays,
             classes=tuple(reading.json_value(metadata["classes"])),

@@ -79,9 +79,9 @@ class Against(NamedTuple):
     @property
     def worse_text(self) -> str:
         """The difference in words, for a run that is worse than its backbone."""
-        scores = self.trained, self.frozen, self.difference, self.low, self.high
+        values = self.trained, self.frozen, self.difference, self.low, self.high
         where = f" on {_TITLES[self.split]}"
-        return comparison.worse_text(self.name, *scores, baseline="frozen", where=where)
+        return comparison.worse_text(self.name, values, baseline="frozen", where=where)
 
 
 def evaluate(run: Run, evaluator: Evaluator, journal: Journal, workdir: pathlib.Path) -> None:

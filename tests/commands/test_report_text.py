@@ -150,7 +150,7 @@ def test_embeddings_against_a_baseline(tmp_path, capsys, spread):
         ),
         (lambda x: x.astype(int), "old.npy must hold floating-point numbers .*, got int64"),
         (lambda x: np.full_like(x, np.nan), "every row of .*old.npy holds a NaN"),
-        (None, "--baseline=.*old.npy: the file does not exist"),
+        (None, "No such file.*old.npy"),
     ],
 )
 def test_baselines_that_do_not_fit(tmp_path, change, message):
