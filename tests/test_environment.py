@@ -2,7 +2,7 @@
 
 import pytest
 from processes import ROOT, ends, started
-from system import METHODS, brief, photos
+from system import brief, photos
 
 # Imported by every process at its start. A change of the environment becomes a line of $CHANGES.
 _HOOK = """
@@ -24,7 +24,7 @@ sys.addaudithook(_record)
 @pytest.mark.parametrize("processes", [pytest.param(None, marks=pytest.mark.slow), 2])
 def test_no_run_changes_the_environment_once_jax_computes(tmp_path, processes):
     (tmp_path / "sitecustomize.py").write_text(_HOOK)
-    config = brief(tmp_path, **METHODS["abe"], pictures="page", runtime={"workers": 1}, steps=2)
+    config = brief(tmp_path, pictures="page", runtime={"workers": 1}, steps=1)
     config |= {"dataset": {"name": "folder", "root": str(photos(tmp_path)), "split": 0.5}}
     config |= {"transform": {"name": "resize", "height": 10, "width": 10}}
     config |= {"eval_transform": {"name": "resize", "height": 10, "width": 10}}

@@ -140,7 +140,7 @@ def _changed(**fields):
         ),
         ({"operations": [_RESIZE | {"filter": "box"}]}, "'bilinear' or 'bicubic', got 'box'"),
         ({"operations": [_RESIZE | {"filter": "bicubic"}]}, "needs filter='bilinear'"),
-        ({"operations": [_CROP | {"filter": "bicubic"}]}, "filter is not a known field"),
+        ({"operations": [_CROP | {"filter": "bicubic"}]}, "has no field .filter"),
         (
             {"operations": [_SCALED | {"scaled_decode": 1}]},
             "scaled_decode must be True or False, got 1",
