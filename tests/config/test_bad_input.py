@@ -13,7 +13,7 @@ triplet = functools.partial(losses.triplet, x, labels)
 CASES = {
     "rank": (lambda: losses.triplet(x[0], labels), "embeddings", "(3,)"),
     "integers": (lambda: losses.supcon(x.astype(int), labels), "floats", "astype"),
-    "lengths": (lambda: losses.contrastive(x, labels[:3]), "3 rows", "4"),
+    "lengths": (lambda: losses.contrastive(x, labels[:3]), "int [4]", "[3]"),
     "float labels": (lambda: losses.contrastive(x, labels * 1.0), "int", "float32"),
     "label rank": (lambda: losses.ntxent(x, labels[:, None]), "int [b]", "[4, 1]"),
     "widths": (
