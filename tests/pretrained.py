@@ -9,7 +9,7 @@ import safetensors.numpy
 from flax import traverse_util
 
 from dmljax.config import registry
-from dmljax.weights.names import TORCH
+from dmljax.weights.loading import TORCH
 
 VIT = {"name": "vit_s16", "width": 16, "heads": 2, "depth": 3, "patch": 4, "image_size": 12}
 RESNET = {"name": "resnet18", "width": 8}

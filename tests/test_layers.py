@@ -9,7 +9,7 @@ from processes import python
 PACKAGE = pathlib.Path(__file__).parents[1] / "dmljax"
 # What a notebook imports. Every other name in the package belongs to the application.
 LIBRARY = {"ops", "losses", "miners", "metrics", "retrieval", "nets", "weights"}
-LIBRARY |= {"adapt", "methods", "data", "files", "hints", "index", "normalizations", "vectors"}
+LIBRARY |= {"adapt", "methods", "data", "files", "hints", "index", "vectors"}
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
 
 

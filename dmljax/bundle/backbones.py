@@ -19,9 +19,10 @@ from dmljax.config.registry import chosen
 from dmljax.files.writing import atomic_folder
 from dmljax.hints import hint
 from dmljax.methods.assemble import with_backbone
+from dmljax.nets.clip import token_rule
 from dmljax.weights import PUBLISHED, load
-from dmljax.weights import text as weights_text
-from dmljax.weights.published import get_command
+from dmljax.weights.loading import load_text
+from dmljax.weights.published import get_command, vocabulary_beside
 
 _EXAMPLES = ("a photo of a cat", "red shoe", "")
 
@@ -65,14 +66,14 @@ def _write_text(
     vocabulary: str | os.PathLike | None,
 ) -> files.TokenRule | None:
     """Writes the files for text, and returns the rule for tokens; None without text."""
-    beside = [weights_text.vocabulary_beside(weights), weights.with_name(files.VOCABULARY)]
+    beside = [vocabulary_beside(weights), weights.with_name(files.VOCABULARY)]
     path = next(filter(pathlib.Path.is_file, beside), None)
     if vocabulary is not None:
         path = pathlib.Path(vocabulary)
     elif path is not None and importlib.util.find_spec("tokenizers") is None:
         logging.warning("the bundle embeds no words: they need pip install 'dmljax[text]'")
         return None  # the user did not ask for words
-    text_tower = None if path is None else weights_text.load(weights, PUBLISHED[name].net)
+    text_tower = None if path is None else load_text(weights, PUBLISHED[name].net)
     if path is None or text_tower is None:
         if vocabulary is None:
             return None
@@ -81,7 +82,7 @@ def _write_text(
             "leave it out"
         )
     tower, variables = text_tower
-    rule = files.TokenRule(**weights_text.token_rule(PUBLISHED[name].net)._asdict())
+    rule = files.TokenRule(**token_rule(PUBLISHED[name].net)._asdict())
     tokens_fn = text.Tokens(path.read_bytes(), rule)
     if tokens_fn.size > tower.vocabulary:
         raise ValueError(

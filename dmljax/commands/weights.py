@@ -83,15 +83,15 @@ def _convert(path: str, spec: dict[str, Any], to: str, adapter: str | None) -> d
     """Converts a file for the net of `spec`, by default with the classifier of the file."""
     from dmljax import weights
     from dmljax.config.registry import chosen
-    from dmljax.weights import loading, names
+    from dmljax.weights import loading, readers
 
     chosen("net", spec)  # refuses a wrong name before a large file is read
-    tensors = names.torch_tensors(weights.read(path))
+    tensors = loading.torch_tensors(readers.read(path))
     name_map = loading.name_map_of(tensors)
     if name_map.resize and "resize" not in spec:
         spec = {**spec, "resize": name_map.resize}  # as the code behind the file does
     if "classes" not in spec and not name_map.marks:
-        classes = names.classifier_size(tensors)
+        classes = loading.classifier_size(tensors)
         if classes is not None:
             spec = {**spec, "classes": classes}
     return weights.convert(path, chosen("net", spec).function(), to, spec=spec, adapter=adapter)

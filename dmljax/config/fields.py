@@ -146,8 +146,8 @@ def digests_of(
 ) -> Digests:
     """Returns the digests of a run, from its completed config and the digests of its files.
 
-    `data` is `data.digest.digest` of the data set, `weights` is `weights.file_digest` of the file,
-    and `start` is `train.start.digest` of the runs that this one starts from. Two runs with one
+    `data` is `data.digest.digest` of the data set, `weights` is `file_digest` of the file, and
+    `start` is `train.start.digest` of the runs that this one starts from. Two runs with one
     digest give the same result on the same devices. A digest is a pure function of the config.
     """
     content = {"config": essential(config), "data": data, "weights": weights, "start": start}

@@ -22,15 +22,11 @@ from dmljax.files import result as results
 from dmljax.hints import check_all
 from dmljax.methods import assemble
 from dmljax.methods.base import Method, RandomMiner
-from dmljax.nets import layers
+from dmljax.nets import layers, normalizations
 from dmljax.train import initial_state, start
 from dmljax.train.options import Cached, Options, Spec
-from dmljax.weights import (
-    expected_normalization,
-    expected_preprocessing,
-    file_digest,
-    preprocessing,
-)
+from dmljax.weights import expected_normalization, expected_preprocessing
+from dmljax.weights.converted import file_digest
 
 FUNCTIONS = ("net", "loss", "method", "miner", "normalize", "trained")  # what a method is made of
 _WITH_PROXIES = ("proxies", "semantic_proxies")  # methods whose losses compare with proxies
@@ -60,7 +56,7 @@ def backbone_of(options: Options, origin: start.Start | None) -> tuple[Backbone,
     cache = None
     if isinstance(options.features, Cached):
         cache = _cache(options, normalization, output, origin)
-    title, note = preprocessing.title(normalization), _input_note(options)
+    title, note = normalizations.title(normalization), _input_note(options)
     return Backbone(net, title, note, output, whiten, cache), normalization
 
 
@@ -161,7 +157,7 @@ def normalization_of(options: Options, net: Any, origin: start.Start | None) -> 
     if expected is None or options.normalize.get("force") is True:
         return options.normalize
     spec, expected = options.normalize, named(expected)
-    inputs = [preprocessing.inputs(x) or x["name"] for x in (spec, expected)]
+    inputs = [normalizations.inputs(x) or x["name"] for x in (spec, expected)]
     if inputs[0] != inputs[1]:
         raise ValueError(
             f"normalize={short(dict(spec))!r} contradicts {source}, which expects "

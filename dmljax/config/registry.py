@@ -40,7 +40,7 @@ KINDS = {
     "dataset": Kind("data set", "data.datasets"),
     "sampler": Kind("sampler", "data.sampling", 1, keywords="seed step"),
     "transform": Kind("transform", "data.transforms", None),
-    "normalization": Kind("normalization", "weights.preprocessing", 1, excludes="inputs title"),
+    "normalization": Kind("normalization", "nets.normalizations", 1, excludes="inputs title"),
     "net": Kind("net", "nets"),
     "method": Kind("method", "methods", 2, keywords="classes"),
     # Losses of two views take no labels, so that no method can use them.

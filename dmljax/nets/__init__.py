@@ -34,12 +34,15 @@ arguments (`class MyNet(nn.Module, kw_only=True)`), or a function that returns o
 returns at least `features`, `pooled` and `max_pooled` (`layers.add_pooled`).
 """
 
+from dmljax.nets.clip import *  # noqa: F403
 from dmljax.nets.convnet import *  # noqa: F403
 from dmljax.nets.convnext import *  # noqa: F403
+from dmljax.nets.dino import *  # noqa: F403
 from dmljax.nets.efficientnet import *  # noqa: F403
 from dmljax.nets.googlenet import *  # noqa: F403
 from dmljax.nets.mobilenet import *  # noqa: F403
 from dmljax.nets.resnet import *  # noqa: F403
-from dmljax.nets.vit import *  # noqa: F403
 
+# The modules with published files. `weights.published` reads their tables.
+FAMILIES = ("resnet", "mobilenet", "efficientnet", "convnext", "googlenet", "dino", "clip")
 __all__ = sorted(n for n, net in globals().items() if callable(net) and not n.startswith("_"))

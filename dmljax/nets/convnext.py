@@ -8,13 +8,24 @@ has the plain mean.
 """
 
 import functools
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 from jaxtyping import Float
 
 from dmljax.nets import layers
+from dmljax.nets.files import (
+    APACHE,
+    BICUBIC,
+    IMAGENET,
+    NameMap,
+    Published,
+    ShapeFn,
+    count_of,
+    hub,
+    rows_of,
+)
 from dmljax.nets.initializers import truncated_normal
 from dmljax.nets.layers import Conv, Dense, Dtype
 from dmljax.nets.transformer import gelu
@@ -54,6 +65,7 @@ class ConvNeXt(layers.Backbone, kw_only=True):
     `drop_path` is the rate of stochastic depth of the last block; it grows with depth from 0.
     """
 
+    family: ClassVar[str] = "convnext"
     expected_normalization: ClassVar[str] = "imagenet"
 
     blocks: tuple[int, int, int, int] = (3, 3, 27, 3)
@@ -141,8 +153,68 @@ class ConvNeXt(layers.Backbone, kw_only=True):
             )
         return stage, range(int(block), int(block) + 1)
 
+    @classmethod
+    def facts(cls, shape: ShapeFn) -> dict[str, Any] | None:
+        blocks = tuple(count_of(shape, f"stages.{i}.blocks", "gamma") for i in range(4))
+        return {"width": rows_of(shape, "stem.0")[0], "blocks": blocks} if blocks[0] else None
+
 
 convnext_t = functools.partial(ConvNeXt, width=96, blocks=(3, 3, 9, 3))
 convnext_s = functools.partial(ConvNeXt, width=96)
 convnext_b = functools.partial(ConvNeXt, width=128)
 convnext_l = functools.partial(ConvNeXt, width=192)
+
+_22K = IMAGENET.replace("1k", "22k")
+
+PUBLISHED = {
+    f"convnext_{size[0]}": Published(
+        f"convnext_{size[0]}",
+        hub(f"timm/convnext_{size}.fb_in22k"),
+        megabytes,
+        APACHE,
+        _22K,
+        BICUBIC,
+    )
+    for size, megabytes in (("tiny", 178), ("small", 265), ("base", 440), ("large", 919))
+}
+
+
+def _transformers(prefix: str) -> NameMap:
+    layer = f"{prefix}encoder.stages.*.layers.*"
+    return NameMap(
+        "ConvNeXt, transformers",
+        marks=(f"{prefix}encoder.stages.0.layers.0.dwconv.weight",),
+        rules={
+            "stem.0": f"{prefix}embeddings.patch_embeddings",
+            "stem.1": f"{prefix}embeddings.layernorm",
+            "stages.*.downsample.*": f"{prefix}encoder.stages.*.downsampling_layer.*",
+            "stages.*.blocks.*.gamma": f"{layer}.layer_scale_parameter",
+            "stages.*.blocks.*.conv_dw": f"{layer}.dwconv",
+            "stages.*.blocks.*.norm": f"{layer}.layernorm",
+            "stages.*.blocks.*.mlp.fc1": f"{layer}.pwconv1",
+            "stages.*.blocks.*.mlp.fc2": f"{layer}.pwconv2",
+            "head.norm": f"{prefix}layernorm",
+            "head.fc": "classifier",
+        },
+    )
+
+
+_BLOCK, _OURS = "stages.*.*", "stages.*.blocks.*"
+_ORIGINAL = NameMap(
+    "ConvNeXt, original",
+    marks=("downsample_layers.0.0.weight", "stages.0.0.dwconv.weight"),
+    rules={
+        "stem.*": "downsample_layers.0.*",
+        "stages.*.downsample.*": "downsample_layers.*.*",
+        f"{_OURS}.gamma": f"{_BLOCK}.gamma",
+        f"{_OURS}.conv_dw": f"{_BLOCK}.dwconv",
+        f"{_OURS}.norm": f"{_BLOCK}.norm",
+        f"{_OURS}.mlp.fc1": f"{_BLOCK}.pwconv1",
+        f"{_OURS}.mlp.fc2": f"{_BLOCK}.pwconv2",
+        "head.norm": "norm",
+        "head.fc": "head",
+    },
+)
+
+# A file of the backbone alone has no prefix.
+NAME_MAPS = (_transformers("convnext."), _transformers(""), _ORIGINAL)

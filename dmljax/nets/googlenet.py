@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dmljax.nets import layers
+from dmljax.nets.files import IMAGENET, License, Preprocessing, Published, torchvision
 from dmljax.nets.initializers import caffe_xavier, truncated_normal
 from dmljax.nets.layers import BatchNorm, named
 from dmljax.ops import Array
@@ -74,6 +75,7 @@ class GoogLeNet(layers.Backbone, kw_only=True):
     """
 
     family: ClassVar[str] = "googlenet"
+    mark: ClassVar[str] = "inception_3a.1x1.weight"
     channels: ClassVar[Mapping[str, int]] = _channels(_GOOGLENET, ("3b", "4e"))
     classifier: ClassVar[str] = "loss3/classifier"
     expected_normalization: ClassVar[str] = "caffe"
@@ -132,6 +134,7 @@ class GoogLeNetBN(layers.Backbone, kw_only=True):
     """
 
     family: ClassVar[str] = "googlenet_bn"
+    mark: ClassVar[str] = "inception3a.branch1.conv.weight"
     channels: ClassVar[Mapping[str, int]] = GoogLeNet.channels
     expected_normalization: ClassVar[str] = "imagenet"
 
@@ -192,6 +195,7 @@ class BNInception(layers.Backbone, kw_only=True):
     """
 
     family: ClassVar[str] = "bn_inception"
+    mark: ClassVar[str] = "inception_3a_1x1.weight"
     channels: ClassVar[Mapping[str, int]] = _channels(_BN_INCEPTION)
     classifier: ClassVar[str] = "last_linear"
     expected_normalization: ClassVar[str] = "caffe_bn"
@@ -243,3 +247,38 @@ class BNInception(layers.Backbone, kw_only=True):
 googlenet = GoogLeNet
 googlenet_bn = GoogLeNetBN
 bn_inception = BNInception
+
+_ONNX = "https://github.com/onnx/models/raw/4c46cd00fbdb7cd30b6c1c17ab54f2e1f4f7b177/validated"
+_CAFFE = License("BVLC, released for unrestricted use", "yes", "no conditions")
+_CADENE = License("not stated", "not stated", "the authors state no license for the weights")
+
+PUBLISHED = {
+    "googlenet": Published(
+        "googlenet",
+        "http://dl.caffe.berkeleyvision.org/bvlc_googlenet.caffemodel",
+        54,
+        _CAFFE,
+        IMAGENET,
+        Preprocessing(normalize="caffe"),
+        "sha1:405fc5acd08a3bb12de8ee5e23a96bec22f08204",
+    ),
+    "googlenet_onnx": Published(
+        "googlenet",
+        f"{_ONNX}/vision/classification/inception_and_googlenet/googlenet/model/googlenet-7.onnx",
+        28,
+        _CAFFE,
+        IMAGENET,
+        Preprocessing(normalize="caffe"),
+        "sha256:5725ccfd90845735ce5897faf7843c3f9b13acda3c4f3bff82cb21c9337c9de8",
+    ),
+    "googlenet_bn": torchvision("googlenet_bn", "googlenet-1378be20.pth", 52),
+    "bn_inception": Published(
+        "bn_inception",
+        "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth",
+        45,
+        _CADENE,
+        IMAGENET,
+        Preprocessing(normalize="caffe_bn"),
+        "sha256:52deb4733",
+    ),
+}

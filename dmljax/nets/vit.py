@@ -17,7 +17,7 @@ CLIP was trained with its last norm on the class token only; `features` has it o
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -26,13 +26,14 @@ import numpy as np
 from jaxtyping import Float
 
 from dmljax import ops
+from dmljax.hints import check_all
 from dmljax.nets import layers
+from dmljax.nets.files import ShapeFn, count_of
 from dmljax.nets.initializers import normal, uniform
 from dmljax.nets.layers import BatchNorm, Dense
 from dmljax.nets.positions import RESIZES, resized, rotary_table
 from dmljax.nets.token_attention import check
-from dmljax.nets.transformer import Parts, gelu, quick_gelu, silu, tanh_gelu
-from dmljax.normalizations import CLIP, HALF
+from dmljax.nets.transformer import Parts, gelu
 from dmljax.ops import Array
 
 
@@ -58,6 +59,9 @@ class ViT(layers.Backbone, kw_only=True):
     * `start` and `stop`: the first and the last block to run; None is the last of the net.
     * `attention` is a form of `nets.token_attention`.
     """
+
+    family: ClassVar[str] = "vit"
+    mark: ClassVar[str] = "blocks.0.attn.qkv.weight"
 
     width: int
     heads: int
@@ -245,14 +249,37 @@ class ViT(layers.Backbone, kw_only=True):
             f"{images} do not fit a head that flattens the tokens of {size[0]} x {size[1]} pixels: "
             "set image_size before training": self.pool == "flatten" and tuple(shape) != size,
             "without a class token, set positions='patches' and another pool": not self.class_token
-            and (self.positions == "class" or self.pool == "class"),
+            and "class" in (self.positions, self.pool),
         }
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             problems[f"{name} is one of {', '.join(allowed)}, not {value!r}"] = value not in allowed
-        if wrong := [text for text, is_wrong in problems.items() if is_wrong]:
-            raise ValueError(wrong[0])
+        check_all(problems)
         check(self.attention)
+
+    @classmethod
+    def facts(cls, shape: ShapeFn) -> dict[str, Any] | None:
+        kernel = shape("patch_embed.proj.weight")
+        gate, last = (shape(f"blocks.0.mlp.{x}.weight", gated=True) for x in ("gate", "fc2"))
+        is_gated = bool(gate and last and gate[0] == last[-1])
+        fc2 = last if is_gated else shape("blocks.0.mlp.fc2.weight")
+        if kernel is None or fc2 is None or len(kernel) != 4 or len(fc2) != 2:
+            return None
+        flatten, positions, registers = map(shape, ("feature.2.weight", "pos_embed", "reg_token"))
+        projection = flatten or shape("proj.weight")
+        return {
+            "width": kernel[0],
+            "depth": count_of(shape, "blocks", "norm1.weight"),
+            "patch": kernel[-1],
+            "mlp_width": fc2[-1],
+            "gated": is_gated,
+            "registers": registers[-2] if registers else 0,
+            "position_count": positions[-2] if positions and len(positions) > 1 else 0,
+            "pre_norm": shape("norm_pre.weight") is not None,
+            "layer_scale": shape("blocks.0.ls1.gamma") is not None,
+            "pool": "flatten" if flatten else "attention" if shape("latent") else "class",
+            "projection": projection[0] if projection else None,
+        }
 
 
 def block_count(params: Any) -> int:
@@ -278,101 +305,11 @@ _CHOICES = {
     "resize": RESIZES,
 }
 
-# Rows of the families: width, depth, heads.
-_S: dict[str, Any] = {"width": 384, "heads": 6}
-_B: dict[str, Any] = {"width": 768, "heads": 12}
-_L: dict[str, Any] = {"width": 1024, "heads": 16, "depth": 24}
-_G: dict[str, Any] = {"width": 1536, "heads": 24, "depth": 40}
-_H: dict[str, Any] = {"width": 1280, "heads": 16, "depth": 32}
-_SO: dict[str, Any] = {"width": 1152, "heads": 16, "depth": 27, "hidden": 4304}
 
-# DINO (Caron et al., ICCV 2021) and the ViTs of ImageNet-21k (Steiner et al., TMLR 2022).
-_dino = functools.partial(ViT, resize="torch_offset")
-vit_s16 = functools.partial(_dino, **_S)
-vit_b16 = functools.partial(_dino, **_B)
-_augreg = functools.partial(ViT, resize="antialiased", expected_normalization=HALF)
-augreg_s16 = functools.partial(_augreg, **_S)
-augreg_b16 = functools.partial(_augreg, **_B)
-augreg_l16 = functools.partial(_augreg, **_L)
-
-# DINOv2 (Oquab et al., TMLR 2024), with registers (Darcet et al., ICLR 2024).
-_dinov2 = functools.partial(ViT, patch=14, image_size=518, layer_scale=True)
-_dinov2_reg = functools.partial(_dinov2, registers=4, resize="antialiased")
-_SWIGLU: dict[str, Any] = {"hidden": 4096, "gated": True, "activation": silu}
-dinov2_s14 = functools.partial(_dinov2, **_S)
-dinov2_b14 = functools.partial(_dinov2, **_B)
-dinov2_l14 = functools.partial(_dinov2, **_L)
-dinov2_g14 = functools.partial(_dinov2, **_G, **_SWIGLU)
-dinov2_s14_reg = functools.partial(_dinov2_reg, **_S)
-dinov2_b14_reg = functools.partial(_dinov2_reg, **_B)
-dinov2_l14_reg = functools.partial(_dinov2_reg, **_L)
-dinov2_g14_reg = functools.partial(_dinov2_reg, **_G, **_SWIGLU)
-
-# DINOv3 (Siméoni et al., 2025).
-_dinov3 = functools.partial(
-    ViT, positions="rotary", registers=4, biased="qv", layer_scale=True, epsilon=1e-5
-)
-dinov3_s16 = functools.partial(_dinov3, **_S)
-dinov3_splus16 = functools.partial(_dinov3, **_S, hidden=1536, gated=True, activation=silu)
-dinov3_b16 = functools.partial(_dinov3, **_B)
-dinov3_l16 = functools.partial(_dinov3, **_L)
-dinov3_hplus16 = functools.partial(
-    _dinov3, width=1280, heads=20, depth=32, hidden=5120, gated=True, activation=silu
-)
-
-# CLIP (Radford et al., ICML 2021). Checkpoints of OpenAI need quick-GELU, most of OpenCLIP's
-# (Cherti et al., CVPR 2023) the exact GELU. The tensors do not tell.
-_openclip = functools.partial(
-    ViT, pre_norm=True, patch_bias=False, epsilon=1e-5, expected_normalization=CLIP
-)
-_clip = functools.partial(_openclip, activation=quick_gelu)
-clip_b32 = functools.partial(_clip, **_B, patch=32, projection=512)
-clip_b16 = functools.partial(_clip, **_B, projection=512)
-clip_l14 = functools.partial(_clip, **_L, patch=14, projection=768)
-clip_l14_336 = functools.partial(_clip, **_L, patch=14, projection=768, image_size=336)
-openclip_b32 = functools.partial(_openclip, **_B, patch=32, projection=512)
-openclip_b16 = functools.partial(_openclip, **_B, projection=512)
-openclip_l14 = functools.partial(_openclip, **_L, patch=14, projection=768)
-openclip_h14 = functools.partial(_openclip, **_H, patch=14, projection=1024)
-
-# SigLIP (Zhai et al., ICCV 2023) and SigLIP 2 (Tschannen et al., 2025): the same nets.
-_siglip = functools.partial(
-    ViT,
-    class_token=False,
-    positions="patches",
-    pool="attention",
-    activation=tanh_gelu,
-    expected_normalization=HALF,
-)
-siglip_b16_224 = siglip2_b16_224 = functools.partial(_siglip, **_B)
-siglip_b16_256 = siglip2_b16_256 = functools.partial(_siglip, **_B, image_size=256)
-siglip_b16_384 = siglip2_b16_384 = functools.partial(_siglip, **_B, image_size=384)
-siglip_b16_512 = siglip2_b16_512 = functools.partial(_siglip, **_B, image_size=512)
-siglip_l16_256 = siglip2_l16_256 = functools.partial(_siglip, **_L, image_size=256)
-# 27 patches of 14 pixels. The authors resize to 384 and leave the last 6 pixels out.
-siglip_so400m14_384 = functools.partial(_siglip, **_SO, patch=14, image_size=378)
-siglip2_so400m14_384 = siglip_so400m14_384
-siglip2_so400m16_256 = functools.partial(_siglip, **_SO, image_size=256)
-
-# UNICOM (An et al., ICLR 2023).
-_unicom = functools.partial(
-    ViT,
-    class_token=False,
-    positions="patches",
-    pool="flatten",
-    biased="",
-    epsilon=1e-5,
-    activation=nn.relu6,
-    projection=768,
-    expected_normalization=CLIP,
-)
-unicom_b32 = functools.partial(_unicom, **_B | {"projection": 512}, patch=32)
-unicom_b16 = functools.partial(_unicom, **_B)
-unicom_l14 = functools.partial(_unicom, **_L, patch=14)
-unicom_l14_336 = functools.partial(_unicom, **_L, patch=14, image_size=336)
-
-__all__ = [
-    name
-    for name, value in list(globals().items())
-    if isinstance(value, functools.partial) and not name.startswith("_")
-]
+# Widths, heads and depths of the published nets.
+S: dict[str, Any] = {"width": 384, "heads": 6}
+B: dict[str, Any] = {"width": 768, "heads": 12}
+L: dict[str, Any] = {"width": 1024, "heads": 16, "depth": 24}
+G: dict[str, Any] = {"width": 1536, "heads": 24, "depth": 40}
+H: dict[str, Any] = {"width": 1280, "heads": 16, "depth": 32}
+SO: dict[str, Any] = {"width": 1152, "heads": 16, "depth": 27, "hidden": 4304}

@@ -26,7 +26,7 @@ from dmljax.train.journal import Journal, read
 from dmljax.train.options import Movie
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
-from dmljax.weights import file_digest
+from dmljax.weights.converted import file_digest
 
 
 def run(

@@ -21,15 +21,16 @@ from dmljax.data.records import Reader
 from dmljax.data.splits import Split
 from dmljax.files import image_formats, parts
 from dmljax.files.writing import atomic_writer, make_folder
+from dmljax.nets.files import Published
+from dmljax.nets.normalizations import title as normalization_title
 from dmljax.report import compare_page, comparison, diagnosis, facts, findings, page, scores_file
 from dmljax.report.comparison import RunComparison
 from dmljax.report.facts import Facts
 from dmljax.runs.page import short_names
 from dmljax.train import features
 from dmljax.train.devices import Shardings
-from dmljax.weights import PUBLISHED, file_digest, load
-from dmljax.weights.entries import Published
-from dmljax.weights.preprocessing import title as normalization_title
+from dmljax.weights import PUBLISHED, load
+from dmljax.weights.converted import file_digest
 
 PIXELS = "raw pixels"
 _CLUSTERS = "clusters.csv"

@@ -15,7 +15,8 @@ from dmljax.train import start
 from dmljax.train.checkpoints import Base
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState, init_state
-from dmljax.weights import PUBLISHED, file_digest, load
+from dmljax.weights import PUBLISHED, load
+from dmljax.weights.converted import file_digest
 
 _warn_once = functools.cache(logging.warning)  # a ladder reads the same file several times
 _QUIET: Any = {"say": lambda _: None, "report_fn": lambda *_: None}

@@ -16,8 +16,7 @@ from dmljax.files import result as results
 from dmljax.files.run_folder import RunFolder
 from dmljax.train import options as options_lib
 from dmljax.train.checkpoints import Checkpoints
-from dmljax.weights.loading import fit
-from dmljax.weights.names import FLAX
+from dmljax.weights.loading import FLAX, fit
 
 
 class Start(NamedTuple):

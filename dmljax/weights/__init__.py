@@ -14,14 +14,11 @@ from dmljax.weights.conversion import convert
 from dmljax.weights.converted import (
     expected_normalization,
     expected_preprocessing,
-    file_digest,
     read_metadata,
 )
-from dmljax.weights.download import fetch
 from dmljax.weights.loading import load
 from dmljax.weights.peft import load_adapter, write_adapter
-from dmljax.weights.published import PUBLISHED, installed
-from dmljax.weights.readers import read
+from dmljax.weights.published import PUBLISHED, fetch, installed
 
 __all__ = [
     "PUBLISHED",
@@ -29,11 +26,9 @@ __all__ = [
     "expected_normalization",
     "expected_preprocessing",
     "fetch",
-    "file_digest",
     "installed",
     "load",
     "load_adapter",
-    "read",
     "read_metadata",
     "write_adapter",
 ]

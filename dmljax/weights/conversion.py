@@ -12,10 +12,18 @@ from flax import traverse_util
 
 from dmljax.adapt import lowrank
 from dmljax.files.writing import tensors_digest
+from dmljax.nets.files import Preprocessing, Published
 from dmljax.weights import converted, peft
-from dmljax.weights.entries import Preprocessing, Published
-from dmljax.weights.loading import IMAGE_SIZE, fit, load, name_map_of, read_published
-from dmljax.weights.names import FLAX, TORCH, torch_tensors
+from dmljax.weights.loading import (
+    FLAX,
+    IMAGE_SIZE,
+    TORCH,
+    fit,
+    load,
+    name_map_of,
+    read_published,
+    torch_tensors,
+)
 from dmljax.weights.published import PUBLISHED, identify
 from dmljax.weights.readers import Weights
 
@@ -44,11 +52,10 @@ def convert(
         raise FileNotFoundError(f"the folder {pathlib.Path(to).parent} does not exist")
     weights = read_published(path)
     notes: list[str] = []
-    is_converted = "dmljax" in weights.metadata
-    if is_converted and adapter is None:
-        raise ValueError(f"{path} is converted already")
-    if is_converted:
-        metadata, variables = converted.metadata_of(path, weights), load(path, net)
+    if (metadata := converted.metadata_if_converted(path)) is not None:
+        if adapter is None:
+            raise ValueError(f"{path} is converted already")
+        variables = load(path, net)
     else:
         file_tensors = torch_tensors(weights)
         variables = fit(str(path), file_tensors, net, TORCH, notes.append)
@@ -56,7 +63,9 @@ def convert(
             path, weights, net, spec, has_map=bool(name_map_of(file_tensors).marks)
         )
     if adapter is not None:
-        adapters = peft.load_adapter(adapter, net, base=path, report_fn=notes.append)
+        adapters = peft.load_adapter(
+            adapter, net, base=path, params=variables["params"], report_fn=notes.append
+        )
         flat = traverse_util.flatten_dict(adapters)
         # The factors alone: norms of DoRA may be the norms of the weights.
         digest = tensors_digest({"/".join(p): x for p, x in flat.items() if p[-1] in ("a", "b")})

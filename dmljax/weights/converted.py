@@ -13,9 +13,9 @@ import safetensors.numpy
 
 from dmljax.files import reading
 from dmljax.files.writing import atomic_writer, digest_once
+from dmljax.nets.files import Preprocessing
 from dmljax.weights import published
-from dmljax.weights.entries import Preprocessing
-from dmljax.weights.readers import Weights, read, safetensors_files
+from dmljax.weights.readers import read, safetensors_metadata
 
 FORMAT = 1
 
@@ -33,18 +33,27 @@ def write(path: str | os.PathLike, tensors: Mapping[str, np.ndarray], metadata: 
 
 def read_metadata(path: str | os.PathLike) -> dict[str, Any]:
     """Reads the metadata that `convert` wrote: net, source, SHA-256, license, inputs, notes."""
-    return metadata_of(path, read(path))
-
-
-def metadata_of(path: str | os.PathLike, weights: Weights) -> dict[str, Any]:
-    """Returns the same for a file that has been read."""
-    text = weights.metadata.get("dmljax")
-    if text is None:
+    if (metadata := metadata_if_converted(path)) is None:
         raise ValueError(
             f"{path} was not converted by dmljax and does not name its source: "
             "dmljax weights FILE --net=... --to=..."
         )
-    return _parse(path, text)
+    return metadata
+
+
+def metadata_if_converted(path: str | os.PathLike) -> dict[str, Any] | None:
+    """Reads the same metadata; returns None for a file that was not converted."""
+    text = safetensors_metadata(path).get("dmljax")
+    if text is None:
+        return None
+    try:
+        metadata = reading.json_value(text)
+        version = metadata["format"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is damaged (its metadata): convert it again") from error
+    if version != FORMAT:
+        raise ValueError(f"{path} is of a later format, {version}: update dmljax")
+    return reading.marked(metadata, path)
 
 
 def expected_normalization(path: str | os.PathLike) -> str | dict[str, Any] | None:
@@ -52,10 +61,10 @@ def expected_normalization(path: str | os.PathLike) -> str | dict[str, Any] | No
 
     It is known for converted files and for published ones (`weights.PUBLISHED`).
     """
-    if (metadata := _metadata_if_converted(path)) is not None:
+    if (metadata := metadata_if_converted(path)) is not None:
         return metadata["inputs"]["normalization"]
-    name = published.identify(path)
-    return published.PUBLISHED[name].preprocessing.normalize if name else None
+    expected = expected_preprocessing(path)
+    return expected and expected.normalize
 
 
 def expected_preprocessing(path: str | os.PathLike) -> Preprocessing | None:
@@ -63,8 +72,7 @@ def expected_preprocessing(path: str | os.PathLike) -> Preprocessing | None:
 
     It is known for published files, and for those converted from files of a known family.
     """
-    metadata = _metadata_if_converted(path)
-    if metadata is None:
+    if (metadata := metadata_if_converted(path)) is None:
         name = published.identify(path)
         return published.PUBLISHED[name].preprocessing if name else None
     inputs = metadata.get("inputs", {})
@@ -80,22 +88,6 @@ def file_digest(path: str | os.PathLike) -> str:
 
     For any other file it is the SHA-256 of the file; for an index, of index and shards.
     """
-    if (metadata := _metadata_if_converted(path)) is not None:
+    if (metadata := metadata_if_converted(path)) is not None:
         return metadata["tensors_sha256"]
     return read(path).sha256 if str(path).endswith(".index.json") else digest_once(path)
-
-
-def _metadata_if_converted(path: str | os.PathLike) -> dict[str, Any] | None:
-    text = safetensors_files.read_metadata(path).get("dmljax")
-    return None if text is None else _parse(path, text)
-
-
-def _parse(path: str | os.PathLike, text: str) -> dict[str, Any]:
-    try:
-        metadata = reading.json_value(text)
-        version = metadata["format"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} is damaged (its metadata): convert it again") from error
-    if version != FORMAT:
-        raise ValueError(f"{path} is of a later format, {version}: update dmljax")
-    return reading.marked(metadata, path)

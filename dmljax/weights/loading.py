@@ -1,4 +1,4 @@
-"""Variables of a net from a published or a converted file."""
+"""Variables of a net, or of a tower for text, from a published or a converted file."""
 
 import collections
 import dataclasses
@@ -8,7 +8,7 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -18,23 +18,53 @@ from absl import logging
 from flax import traverse_util
 
 from dmljax.files.writing import tensors_digest
-from dmljax.weights import readers, recognition
-from dmljax.weights.converted import metadata_of
-from dmljax.weights.names import (
-    CLASSIFIERS,
-    FLAX,
-    OWN_NAMES,
-    TORCH,
-    Layout,
-    NameMap,
-    Source,
-    torch_tensors,
-)
-from dmljax.weights.published import NAME_MAPS, PUBLISHED
+from dmljax.nets.clip import TEXT_NAME_MAPS, TOWERS
+from dmljax.nets.files import OWN_NAMES, NameMap, ShapeFn, Source
+from dmljax.nets.transformer import TextTower
+from dmljax.weights import readers
+from dmljax.weights.converted import metadata_if_converted
+from dmljax.weights.published import FAMILIES, NAME_MAPS, PUBLISHED
 
 ReportFn = Callable[[str], None]
 Variables = dict[str, Any]
 IMAGE_SIZE = 224  # of nets without an attribute `image_size`
+# Names of classifiers, including auxiliary ones, or the first levels of these names.
+CLASSIFIERS = {"aux1", "aux2", "classifier", "fc", "head", "last_linear", "loss1", "loss2", "loss3"}
+CLASSIFIERS |= {"_fc", "head.fc"}
+_MAIN_CLASSIFIERS = (
+    *("fc", "classifier.1", "last_linear", "loss3.classifier", "head"),
+    *("classifier", "head.fc", "_fc"),
+)
+_LEAVES = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "var": "running_var"}
+
+
+class Layout(NamedTuple):
+    """The name and the axes under which a file stores a parameter of a Flax net."""
+
+    name_fn: Callable  # path such as ('params', 'bn1', 'scale') -> name in the file
+    top_fn: Callable  # name in the file -> first level of the parameter's path
+    shape_fn: Callable  # shape in the net -> shape in the file
+    value_fn: Callable  # array of the file -> array with the axes of the net
+
+
+def _torch_name(path: Sequence[str]) -> str:
+    return ".".join((*path[1:-1], _LEAVES.get(path[-1], path[-1])))
+
+
+def _torch_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(shape) == 4:  # HWIO to OIHW
+        return shape[3], shape[2], shape[0], shape[1]
+    return shape[::-1] if len(shape) == 2 else shape
+
+
+def _from_torch(array: np.ndarray) -> np.ndarray:
+    if array.ndim == 4:
+        return array.transpose(2, 3, 1, 0)
+    return array.T if array.ndim == 2 else array
+
+
+TORCH = Layout(_torch_name, lambda name: name.split(".")[0], _torch_shape, _from_torch)
+FLAX = Layout("/".join, lambda name: name.split("/")[1], lambda shape: shape, lambda array: array)
 
 
 def load(
@@ -53,15 +83,31 @@ def load(
     RGB of its `image_size`, or of 224 x 224 pixels.
     """
     weights = read_published(path)
-    if "dmljax" not in weights.metadata:
+    if (metadata := metadata_if_converted(path)) is None:
         return fit(str(path), torch_tensors(weights), net, TORCH, report_fn, image_shape)
-    metadata = metadata_of(path, weights)
     if metadata["tensors_sha256"] != tensors_digest(weights.tensors):
         raise ValueError(f"{path} is damaged (its digest is another): convert it again")
     label = f"{path}, converted for {metadata['net']['name']},"
     if rule := metadata["net"].get("resize"):
         _note_rule(label, net, rule, report_fn)
     return fit(label, weights.tensors, net, FLAX, report_fn, image_shape)
+
+
+def load_text(path: str | os.PathLike, net: str) -> tuple[TextTower, dict[str, Any]] | None:
+    """Loads the text tower for the net of this name with its variables, or returns None if the file
+    has none.
+    """
+    tensors = torch_tensors(read_published(path))
+    name_map = next((m for m in TEXT_NAME_MAPS if m.marks[0] in tensors), None)
+    if name_map is None or net not in TOWERS:
+        return None
+    tower = TOWERS[net]()
+    tokens = jax.ShapeDtypeStruct((1, tower.length), np.int32)
+    shapes = traverse_util.flatten_dict(jax.eval_shape(tower.init, jax.random.key(0), tokens))
+    sources = {path: name_map.source(TORCH.name_fn(path)) for path in shapes}
+    variables, _, problems = matched_variables(tensors, sources, shapes, TORCH)
+    check(f"{path} does not fit the tower for text of {net}", problems)
+    return tower, finite_variables(str(path), variables, sources)
 
 
 def read_published(path: str | os.PathLike) -> readers.Weights:
@@ -93,12 +139,10 @@ def fit(
     shapes_of_all_stages, shapes = variable_shapes(net, image_shape)
     name_map = name_map_of(tensors) if layout is TORCH else OWN_NAMES
     named = {TORCH.name_fn(p): TORCH.shape_fn(x.shape) for p, x in shapes_of_all_stages.items()}
-    expected = recognition.names_of(lambda name, gated=False: named.get(name))
-    shape_fn = functools.partial(_shape_in_file, tensors, name_map)
-    file_nets = recognition.names_of(shape_fn)
+    _, expected = _recognized(lambda name, gated=False: named.get(name))
+    family, file_nets = _recognized(functools.partial(_shape_in_file, tensors, name_map))
     if file_nets and expected and not set(file_nets) & set(expected):
-        is_of, of_net = map(recognition.listed, (file_nets, expected))
-        raise ValueError(f"{label} is {is_of}, not {of_net}")
+        raise ValueError(f"{label} is {_listed(file_nets)}, not {_listed(expected)}")
     gated = any(".gate." in layout.name_fn(path) for path in shapes)
     sources_of_all_stages = {
         path: name_map.source(layout.name_fn(path), gated=gated)
@@ -123,8 +167,8 @@ def fit(
     is_classifier = any(layout.top_fn(text) in CLASSIFIERS for text in problems["shape"])
     guess = ""
     if len(problems["missing"]) >= len(shapes) / 2:
-        words = recognition.listed(file_nets) if file_nets else recognition.architecture(shape_fn)
-        guess = f": it looks like {words}" if words else ": it is of another architecture"
+        names = file_nets or [family] if family else []
+        guess = f": it looks like {_listed(names)}" if names else ": it is of another architecture"
     check(
         f"{label} does not fit the net{guess}",
         problems | {"not in the net": unknown, "not zero": not_zero},
@@ -254,6 +298,25 @@ def variable_shapes(
     return of_all_stages, variables_of(net, struct(outputs[before].shape), **tokens)
 
 
+def _recognized(shape: ShapeFn) -> tuple[str, list[str]]:
+    """Returns the family of a net by the shapes of its tensors, or '', and its published nets with
+    the sizes and parts that they tell.
+    """
+    nets = {name: getattr(family, name)() for family in FAMILIES for name in family.__all__}
+    for kind in dict.fromkeys(map(type, nets.values())):
+        if (facts := kind.facts(shape)) is not None:
+            return kind.family, [
+                name
+                for name, net in nets.items()
+                if type(net) is kind and all(getattr(net, k) == v for k, v in facts.items())
+            ]
+    return "", []
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{'an' if names[0][0] in 'aeio' else 'a'} {' or '.join(names)}"
+
+
 def _stripped(shape: Iterable[int]) -> list[int]:
     return list(itertools.dropwhile(lambda size: size == 1, shape))
 
@@ -266,3 +329,26 @@ def _some(items: Iterable[str]) -> str:
 
 def _text(shape: Iterable[int]) -> str:
     return f"[{' '.join(map(str, shape))}]"
+
+
+def torch_tensors(weights: readers.Weights) -> dict[str, np.ndarray]:
+    """Returns the tensors of a published file under PyTorch's names:
+    'layer1.0.bn1.running_mean'.
+    """
+    tensors = {}
+    for name, array in weights.tensors.items():
+        if weights.layout == "onnx":
+            name = re.sub("_([wb])_0$", lambda m: f".{'weight' if m[1] == 'w' else 'bias'}", name)
+        tensors[name.replace("/", ".")] = array
+    if tensors and all(name.startswith("module.") for name in tensors):  # from DataParallel
+        tensors = {name.removeprefix("module."): array for name, array in tensors.items()}
+    return {n: a for n, a in tensors.items() if not n.endswith(".num_batches_tracked")}
+
+
+def classifier_size(tensors: Mapping[str, np.ndarray]) -> int | None:
+    """Returns the number of classes of the main classifier, or None without a classifier."""
+    for name in _MAIN_CLASSIFIERS:
+        weight = tensors.get(f"{name}.weight")
+        if weight is not None:
+            return int(weight.shape[-2]) if weight.ndim >= 2 else None
+    return None

@@ -2,18 +2,17 @@
 
 A folder holds `adapter_model.safetensors` and `adapter_config.json`. The tensors are named as in
 `base_model.model.encoder.layer.0.attention.attention.query.lora_A.weight`: the module of the base
-by the names of its own file, which the name maps of `weights.families` know. Adapters of DoRA have
+by the names of its own file, which the name maps of `nets.files` know. Adapters of DoRA have
 a third tensor for each module, `lora_magnitude_vector`: `[o]`, or `[1 o 1 1]` for a convolution.
 """
 
 import collections
-import functools
 import json
 import os
 import pathlib
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import numpy as np
@@ -22,14 +21,15 @@ from flax import traverse_util
 
 from dmljax.files import reading
 from dmljax.files.writing import make_folder, write_json
+from dmljax.nets.files import OWN_NAMES, NameMap, Source
 from dmljax.weights.converted import file_digest
 from dmljax.weights.converted import write as write_tensors
-from dmljax.weights.loading import load, name_map_of, variable_shapes
-from dmljax.weights.names import OWN_NAMES, TORCH, NameMap, Source, torch_tensors
+from dmljax.weights.loading import TORCH, name_map_of, torch_tensors, variable_shapes
 from dmljax.weights.published import NAME_MAPS, PUBLISHED, identify
 from dmljax.weights.readers import read
 
 Path = tuple[str, ...]
+Place = tuple[Path, int]  # a kernel, and which of the parts of its `Source`
 
 _MODEL, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _MAGNITUDE = "magnitude_vector"
@@ -44,67 +44,59 @@ def load_adapter(
     net: nn.Module,
     *,
     base: str | os.PathLike | None = None,
+    params: Any = None,
     report_fn: Callable[[str], None] = logging.info,
 ) -> Any:
     """Reads the adapters in a folder of peft for `adapt.merged(params, adapters, scale=1.0)`.
 
-    `params` are the parameters of `net`. `base` is the file of its weights: an adapter that names
-    the digest of another file is refused. `report_fn` is called with what is left out. If only
-    some parts of a fused kernel have an adapter of DoRA, the norms of the others are read from
-    `base`.
+    `base` is the file of the net's weights: an adapter that names the digest of another file is
+    refused. `params` are the parameters of the net. They are needed where only some parts of a
+    fused kernel have an adapter of DoRA: the other parts keep their norms. `report_fn` is called
+    with what is left out.
     """
     folder = pathlib.Path(folder)
-    if not (folder / _CONFIG).is_file():
-        raise FileNotFoundError(f"{folder} holds no adapter of peft: there is no {_CONFIG}")
     options, file = _options(folder / _CONFIG), read(folder / _MODEL)
+    is_dora = bool(options.get("use_dora"))
     if base is not None and file.metadata.get("dmljax") not in (None, _base_text(base)):
-        raise ValueError(
-            f"{folder} is an adapter of another file of weights than {base}: give the file that it "
-            "was trained on"
-        )
+        raise ValueError(f"{folder} is an adapter of another file of weights than {base}")
     tensors: dict[str, dict[str, np.ndarray]] = {}
-    others = []
     for name, tensor in file.tensors.items():
         if match := _TENSOR.fullmatch(name):
             tensors.setdefault(match["module"], {})[match["factor"] or _MAGNITUDE] = tensor
         elif "lora_" in name:
             raise ValueError(f"{folder}: {name} is not plain LoRA of a linear layer")
         else:
-            others.append(name)
-    if others:
-        report_fn(f"{folder}: left out, as they are not adapters: {', '.join(others[:5])}")
-    shapes = _kernel_shapes(net)
-    # An adapter may have a module under its old name and its new one.
-    modules = {
-        part: module
-        for module, parts in _parts(folder, sorted(tensors), shapes).items()
-        for part in parts
-    }
-    counts = collections.Counter(part.path for part in modules)
-    norms_fn = functools.cache(lambda: _kernel_norms(folder, net, base))
+            report_fn(f"{folder}: {name} is left out, as it is not of an adapter")
+    kernels, flat = _kernel_shapes(net), traverse_util.flatten_dict(params or {})
+    sources, modules = _modules(folder, sorted(tensors), kernels)
     adapters: dict[Path, np.ndarray] = {}
-    for (path, index, count, fractions), module in modules.items():
-        a, b, norms = _factors(folder, module, tensors[module], options)
-        (*_, inputs, outputs), place = shapes[path], path[:-1]
-        rows = slice(*(round(fraction * b.shape[1]) for fraction in fractions))
-        size = [len(a), b[:, rows].shape[1] * count]
-        if size != [inputs, outputs]:
-            raise ValueError(
-                f"{folder} does not fit the net: an adapter of {'/'.join(place)} is for a "
-                f"kernel {size}, and the net has {[inputs, outputs]}"
-            )
-        columns = slice(index * outputs // count, (index + 1) * outputs // count)
-        padded = np.zeros((len(b), outputs), np.float32)
-        padded[:, columns] = b[:, rows]
-        for leaf, value, axis in (("a", a, 1), ("b", padded, 0)):
-            values = [adapters[*place, leaf]] if (*place, leaf) in adapters else []
-            adapters[*place, leaf] = np.concatenate([*values, value], axis)
-        if norms is not None:
-            if (*place, "magnitude") not in adapters:
-                is_whole = counts[path] == count
-                start = np.zeros(outputs, np.float32) if is_whole else norms_fn()[path]
-                adapters[*place, "magnitude"] = start
-            adapters[*place, "magnitude"][columns] = norms[rows]
+    for path in dict.fromkeys(path for path, _ in modules):
+        (*_, inputs, outputs), (*place, _) = kernels[path], path
+        count, (start, stop, rows) = len(sources[path].names), sources[path].rows or (0, 1, 1)
+        parts = [i for i in range(count) if (path, i) in modules]
+        a_parts, b_parts, magnitude = [], [], np.zeros(outputs, np.float32)
+        if is_dora and len(parts) < count:
+            if params is None:
+                raise ValueError(f"{folder} has DoRA for parts of a fused kernel: it needs params")
+            magnitude = np.linalg.norm(flat[path].reshape(-1, outputs), axis=0)
+        for i in parts:
+            a, b, norms = _factors(folder, modules[path, i], tensors[modules[path, i]], options)
+            taken = slice(start * b.shape[1] // rows, stop * b.shape[1] // rows)
+            size = [len(a), b[:, taken].shape[1] * count]
+            if size != [inputs, outputs]:
+                raise ValueError(
+                    f"{folder} does not fit the net: an adapter of {'/'.join(place)} is for a "
+                    f"kernel {size}, and the net has {[inputs, outputs]}"
+                )
+            columns = slice(i * outputs // count, (i + 1) * outputs // count)
+            a_parts.append(a)
+            b_parts.append(np.zeros((len(b), outputs), np.float32))
+            b_parts[-1][:, columns] = b[:, taken]
+            if is_dora:
+                magnitude[columns] = norms[taken]
+        adapters[*place, "a"], adapters[*place, "b"] = np.hstack(a_parts), np.vstack(b_parts)
+        if is_dora:
+            adapters[*place, "magnitude"] = magnitude
     return traverse_util.unflatten_dict(adapters)
 
 
@@ -129,71 +121,60 @@ def write_adapter(
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty: choose another --out")
     weights = read(base)
-    is_converted = "dmljax" in weights.metadata
-    name_map = OWN_NAMES if is_converted else name_map_of(torch_tensors(weights))
+    is_own = "dmljax" in weights.metadata
+    name_map = OWN_NAMES if is_own else name_map_of(torch_tensors(weights))
     kernels, flat = _kernel_shapes(net), traverse_util.flatten_dict(adapters)
+    sources = _sources(name_map, kernels)
     kinds = {"a": "A.weight", "b": "B.weight", "magnitude": _MAGNITUDE}
     tensors: dict[str, np.ndarray] = {}
     modules: set[str] = set()
     for (*path, leaf), value in flat.items():
-        source = _source(name_map, (*path, "kernel"), kernels)
+        source = sources[*path, "kernel"]
         if source.rows or source.transposed:
             raise ValueError(
                 f"peft has no adapter of one part of {source.names[0]}, where {base} keeps "
                 f"{'/'.join(path)}: train with other targets, such as attn/qkv"
             )
         count, array = len(source.names), np.asarray(value, np.float32)
-        parts = [array] * count if leaf == "a" else np.split(array, count, -1)
+        parts = [array.T] * count if leaf == "a" else np.split(array.T, count)
         if len(kernels[*path, "kernel"]) == 4:  # of a 1 x 1 convolution
-            parts = [x[None, None].T if x.ndim == 2 else x.reshape(1, -1, 1, 1) for x in parts]
-        for name, x in zip(source.names, parts, strict=True):
-            module = name.removesuffix(".weight")
-            for other in {module, name_map.new_name(module)}:
-                modules.add(other)
-                key = f"base_model.model.{other}.lora_{kinds[leaf]}"
-                tensors[key] = np.ascontiguousarray(x if x.ndim == 4 else x.T)
-    known = identify(base)
-    urls = " ".join(PUBLISHED[known].urls) if known else ""
+            parts = [(x if x.ndim == 2 else x[None])[..., None, None] for x in parts]
+        for i, module in _names(name_map, source):
+            modules.add(module)
+            tensors[f"base_model.model.{module}.lora_{kinds[leaf]}"] = parts[i]
+    urls = " ".join(PUBLISHED[known].urls) if (known := identify(base)) else ""
     match = re.search(r"https://huggingface\.co/([^/]+/[^/]+)/resolve/", urls)
-    options: dict[str, Any] = {
-        "peft_type": "LORA",
-        "base_model_name_or_path": match[1] if match else pathlib.Path(base).name,
-        "r": rank,
-        "lora_alpha": alpha,
-        "use_rslora": rslora,
-        "use_dora": any(path[-1] == "magnitude" for path in flat),
-        "target_modules": sorted(modules),
-        "inference_mode": True,
-    }
+    name = match[1] if match else pathlib.Path(base).name
+    options = {"peft_type": "LORA", "base_model_name_or_path": name, "inference_mode": True}
+    options |= {"r": rank, "lora_alpha": alpha, "use_rslora": rslora}
+    options |= {"use_dora": any(path[-1] == "magnitude" for path in flat)}
+    options |= {"target_modules": sorted(modules)}
     make_folder(folder)
     write_tensors(folder / _MODEL, tensors, _base_text(base))
     write_json(folder / _CONFIG, options, indent=2)
 
 
 def _options(file: pathlib.Path) -> dict[str, Any]:
-    """Reads the options of an adapter and checks them."""
-    try:
-        options = {"alpha_pattern": {}, "bias": "none"} | reading.json_file(file)
-        number: Any = float | int
-        types: dict[str, Any] = {
-            "peft_type": str,
-            "alpha_pattern": dict,
-            "r": number,
-            "lora_alpha": number,
-        }
-        reading.check_types(options, types)
-        alphas = options["alpha_pattern"]
-        reading.check_types(alphas, dict.fromkeys(alphas, number))
-        wrong = [k for k, v in {"peft_type": "LORA", "bias": "none"}.items() if options[k] != v]
-        wrong += [name for name in ("r", "lora_alpha") if not options[name] > 0]
+    """Reads the options of an adapter, and checks that it is plain LoRA or DoRA."""
+    options = {"alpha_pattern": {}, "bias": "none"} | reading.json_object_or_empty(file)
+    alphas = options["alpha_pattern"]
+    is_plain = {
+        "peft_type": options.get("peft_type") == "LORA",
+        "bias": options["bias"] == "none",
+        "r": _is_positive(options.get("r")),
+        "lora_alpha": _is_positive(options.get("lora_alpha")),
         # A regular expression of a stranger could run for ever.
-        wrong += ["alpha_pattern" for name in alphas if not re.fullmatch(r"[\w.]+", name)]
-        if wrong:
-            value = f"{wrong[0]}={options[wrong[0]]!r:.60}"
-            raise ValueError(f"{value} is not plain LoRA, which dmljax reads")
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{file} is damaged or not supported: {error}") from error
+        "alpha_pattern": isinstance(alphas, dict)
+        and all(re.fullmatch(r"[\w.]+", k) and _is_positive(v) for k, v in alphas.items()),
+    }
+    if wrong := [name for name, is_right in is_plain.items() if not is_right]:
+        value = f"{wrong[0]}={options.get(wrong[0])!r:.60}"
+        raise ValueError(f"{file} is missing, damaged or not of plain LoRA: {value}")
     return options
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, float | int) and value > 0
 
 
 def _base_text(base: str | os.PathLike) -> str:
@@ -203,28 +184,24 @@ def _base_text(base: str | os.PathLike) -> str:
 
 def _factors(
     folder: pathlib.Path, module: str, tensors: Mapping[str, np.ndarray], options: Mapping[str, Any]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns a `[i r]`, the scaled b `[r o]` and the norms `[o]` of DoRA for one module."""
     is_dora = bool(options.get("use_dora"))
     needed = ("A", "B", _MAGNITUDE) if is_dora else ("A", "B")
-    if set(tensors) != set(needed):
-        has, needs = (" and ".join(f"lora_{x}" for x in sorted(some)) for some in (tensors, needed))
+    a, b, *norms = (tensors.get(name, np.zeros(0)) for name in needed)
+    is_matrix = [x.ndim == 2 or x.shape[2:] == (1, 1) for x in (a, b)]  # (1, 1): of a convolution
+    fits = all(is_matrix) and len(a) == b.shape[1] and all(x.size == len(b) for x in norms)
+    if set(tensors) != set(needed) or not fits:
+        has = ", ".join(f"lora_{name} {list(x.shape)}" for name, x in sorted(tensors.items()))
         raise ValueError(
-            f"{folder} is incomplete or its {_CONFIG} is of another adapter: {module} has {has}, "
-            f"and with use_dora={is_dora} it needs {needs}"
+            f"{folder} does not agree with its {_CONFIG}: {module} has {has}, and needs "
+            f"{', '.join(f'lora_{name}' for name in needed)} of one rank"
         )
-    a, b = tensors["A"], tensors["B"]
-    if a.shape[2:] == b.shape[2:] == (1, 1):  # of a convolution
-        a, b = a[..., 0, 0], b[..., 0, 0]
-    norms = tensors[_MAGNITUDE].reshape(-1) if is_dora else None
-    sizes = [x.shape for x in (a, b, norms) if x is not None]
-    if not a.ndim == b.ndim == 2 or len({a.shape[0], b.shape[1]}) > 1 or sizes[-1][0] != len(b):
-        raise ValueError(f"{folder}: the shapes of the tensors of {module} do not agree: {sizes}")
     ends = (alpha for name, alpha in options["alpha_pattern"].items() if _is_end(name, module))
     alpha, rank = next(ends, options["lora_alpha"]), len(a)
     scale = alpha / (rank**0.5 if options.get("use_rslora") else rank)
-    a, b = a.T.astype(np.float32), scale * b.T.astype(np.float32)
-    return a, b, None if norms is None else norms.astype(np.float32)
+    a, b = (x.reshape(len(x), -1).T.astype(np.float32) for x in (a, b))
+    return a, scale * b, np.ravel(norms).astype(np.float32)
 
 
 def _kernel_shapes(net: nn.Module) -> dict[Path, tuple[int, ...]]:
@@ -236,48 +213,40 @@ def _kernel_shapes(net: nn.Module) -> dict[Path, tuple[int, ...]]:
     }
 
 
-class _Part(NamedTuple):
-    """The columns of a kernel that one module of a file makes: part `part` of `parts` equal ones.
-
-    `rows` are the rows of the module that belong to it, from and to fractions of all.
-    """
-
-    path: Path
-    part: int
-    parts: int
-    rows: tuple[float, float]
+def _sources(name_map: NameMap, kernels: Collection[Path]) -> dict[Path, Source]:
+    """Returns where a file has the kernels of a net."""
+    gated = any("gate" in path for path in kernels)
+    names = {path: TORCH.name_fn(("params", *path)) for path in kernels}
+    return {path: name_map.source(name, gated=gated) for path, name in names.items()}
 
 
-def _source(name_map: NameMap, path: Path, kernels: Collection[Path]) -> Source:
-    """Returns where a file has the kernel at `path` of a net with these kernels."""
-    is_gated = any("gate" in path for path in kernels)
-    return name_map.source(TORCH.name_fn(("params", *path)), gated=is_gated)
+def _names(name_map: NameMap, source: Source) -> list[tuple[int, str]]:
+    """Lists the modules of each part of a source, by the file's name and that of transformers 5."""
+    modules = [name.removesuffix(".weight") for name in source.names]
+    return [(i, name) for i, x in enumerate(modules) for name in {x, name_map.new_name(x)}]
 
 
-def _parts(
+def _modules(
     folder: pathlib.Path, modules: list[str], kernels: Collection[Path]
-) -> dict[str, list[_Part]]:
-    """Finds the parts of kernels of each module, by the naming that knows all modules."""
+) -> tuple[dict[Path, Source], dict[Place, str]]:
+    """Returns the sources of the kernels by the naming that knows all modules, and the module of
+    each part of them that has one.
+    """
     for name_map in (*NAME_MAPS, OWN_NAMES):
-        table: dict[str, list[_Part]] = {}
-        for path in kernels:
-            source = _source(name_map, path, kernels)
-            start, stop, count = source.rows or (0, 1, 1)
-            for i, name in enumerate(source.names):
-                part = _Part(path, i, len(source.names), (start / count, stop / count))
-                module = name.removesuffix(".weight")
-                for other in {module, name_map.new_name(module)}:
-                    table.setdefault(other, []).append(part)
-        parts = {module: _find(module, table) for module in modules}
-        if all(parts.values()):
-            return parts
+        sources, table = _sources(name_map, kernels), collections.defaultdict[str, list](list)
+        for path, source in sources.items():
+            for i, name in _names(name_map, source):
+                table[name].append((path, i))
+        places = {module: _find(module, table) for module in modules}
+        if all(places.values()):
+            return sources, {place: module for module in modules for place in places[module]}
     raise ValueError(
         f"{folder} is an adapter of another net: no naming of this net has all of its "
         f"{len(modules)} modules, such as {modules[0]}"
     )
 
 
-def _find(module: str, table: Mapping[str, list[_Part]]) -> list[_Part]:
+def _find(module: str, table: Mapping[str, list[Place]]) -> list[Place]:
     """Looks a module up; its name or that in the table may have more levels in front."""
     for _ in range(3):  # a model for classification has levels in front: 'vit.encoder...'
         if ends := [name for name in table if module and _is_end(module, name)]:
@@ -289,17 +258,3 @@ def _find(module: str, table: Mapping[str, list[_Part]]) -> list[_Part]:
 def _is_end(end: str, name: str) -> bool:
     """Returns whether the levels of `end` are the last ones of `name`."""
     return f".{name}".endswith(f".{end}")
-
-
-def _kernel_norms(
-    folder: pathlib.Path, net: nn.Module, base: str | os.PathLike | None
-) -> dict[Path, np.ndarray]:
-    """Computes the norms of the columns of the kernels in the weights `base`."""
-    if base is None:
-        raise ValueError(
-            f"{folder} has adapters of DoRA for parts of a fused kernel: give the weights that it "
-            "was trained on as base"
-        )
-    params = traverse_util.flatten_dict(load(base, net, report_fn=lambda *_: None)["params"])
-    kernels = {path: x.reshape(-1, x.shape[-1]) for path, x in params.items() if x.ndim > 1}
-    return {path: np.linalg.norm(kernel, axis=0) for path, kernel in kernels.items()}

@@ -19,11 +19,11 @@ from dmljax.bundle import backbones, files, text
 from dmljax.bundle.errors import BadBundle
 from dmljax.commands import search
 from dmljax.config import registry
-from dmljax.nets import text as towers
+from dmljax.nets import clip as towers
 from dmljax.nets.transformer import quick_gelu
 from dmljax.nets.vit import ViT
 from dmljax.weights import PUBLISHED
-from dmljax.weights import text as weights_text
+from dmljax.weights.loading import load_text
 
 WORDS = ["a red shoe", "a blue hat", "photo of a cat and a dog"]
 START, END = "<|startoftext|>", "<|endoftext|>"
@@ -102,7 +102,7 @@ def made(tmp_path_factory):
         registry.table.cache_clear()
         bundle = folder / "clip.bundle"
         backbones.export("clip_b32", weights, bundle, batch_sizes=BATCHES)
-        yield bundle, folder, weights_text.load(weights, "clip_b32")
+        yield bundle, folder, load_text(weights, "clip_b32")
     registry.table.cache_clear()
 
 

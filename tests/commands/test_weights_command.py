@@ -11,7 +11,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "weights"))
 from published_layouts import resnet_tensors, write_torch
 
 from dmljax import main, weights
-from dmljax.weights import PUBLISHED, download
+from dmljax.weights import PUBLISHED
+from dmljax.weights import published as published_lib
 
 CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "glyphs.py"
 
@@ -60,7 +61,7 @@ def test_a_file_is_fetched_into_the_folder_of_the_environment(monkeypatch, capsy
     assert run("--fetch=resnet50") == 0
     assert capsys.readouterr().out == "path\n"
     assert folders == [pathlib.Path(variable or "~/.cache/dmljax").expanduser()]
-    assert download.fetch is not weights.fetch
+    assert published_lib.fetch is not weights.fetch
 
 
 def test_errors_leave_no_file(tmp_path):

@@ -17,12 +17,12 @@ from dmljax.data import decode, pipeline
 from dmljax.data.image_folders import folder as folder_set
 from dmljax.files.writing import tensors_digest
 from dmljax.main import main
+from dmljax.nets.files import License, Preprocessing, Published
 from dmljax.nets.initializers import initial_values
 from dmljax.report import page
 from dmljax.runs import zero_shot
 from dmljax.weights import converted
-from dmljax.weights.entries import License, Preprocessing, Published
-from dmljax.weights.names import FLAX
+from dmljax.weights.loading import FLAX
 
 SIZE = 12
 ENTRY = Published(

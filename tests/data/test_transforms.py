@@ -15,7 +15,7 @@ from dmljax.config import registry
 from dmljax.data import transforms
 from dmljax.data.transforms import resampling, transform
 from dmljax.data.transforms.recipes import shorter_of
-from dmljax.weights import preprocessing
+from dmljax.nets import normalizations
 
 
 def _image(h=30, w=40, c=3, seed=0):
@@ -334,7 +334,7 @@ def test_graph_train_erases_with_the_mean_of_cifar_in_normalized_units():
             colors |= set(map(tuple, np.unique(erased, axis=0).tolist()))
         (color,) = colors
         batch = np.array(color, np.uint8).reshape(1, 1, 1, 3)
-        value = preprocessing.imagenet(batch, red_std=red_std)[0, 0, 0]
+        value = normalizations.imagenet(batch, red_std=red_std)[0, 0, 0]
         assert np.abs(value - (0.4914, 0.4822, 0.4465)).max() < 0.5 / 255 / 0.224 + 1e-6
 
 

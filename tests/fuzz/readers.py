@@ -71,9 +71,9 @@ def _weights(folder):
 def _read_weights(path):
     from dmljax.weights import converted, readers
 
-    weights = readers.read(path)
+    readers.read(path)
     with contextlib.suppress(ValueError):  # a file that was not converted by dmljax
-        converted.metadata_of(path, weights)
+        converted.read_metadata(path)
 
 
 def _images(folder):

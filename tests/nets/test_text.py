@@ -12,9 +12,9 @@ from backbone_cases import jit
 from nets.fixtures.drawn import draw
 
 from dmljax import nets
-from dmljax.nets import text as towers
+from dmljax.nets import clip as towers
 from dmljax.nets.transformer import quick_gelu
-from dmljax.weights import text
+from dmljax.weights.loading import load_text
 
 with np.load(pathlib.Path(__file__).parent / "fixtures" / "text.npz") as _file:
     STORED = dict(_file)
@@ -46,7 +46,7 @@ def file(folder, name, **changed):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_published_file_gives_the_vectors_of_its_own_code(name, tmp_path):
-    tower, variables = text.load(file(tmp_path, name), name)
+    tower, variables = load_text(file(tmp_path, name), name)
     tokens, expected = STORED[f"{name}/tokens"], STORED[f"{name}/vectors"]
     vectors = jit(tower.apply)(variables, tokens)
     assert np.abs(vectors - expected).max() < 1e-5 * np.abs(expected).max()
@@ -57,7 +57,7 @@ def test_a_published_file_gives_the_vectors_of_its_own_code(name, tmp_path):
 
 
 def test_what_follows_the_end_does_not_count_for_clip(tmp_path):
-    tower, variables = text.load(file(tmp_path, "clip"), "clip")
+    tower, variables = load_text(file(tmp_path, "clip"), "clip")
     tokens = STORED["clip/tokens"][:1]
     other = np.where(np.arange(7) > 3, 5, tokens)
     first, second = (jit(tower.apply)(variables, x) for x in (tokens, other))
@@ -66,16 +66,16 @@ def test_what_follows_the_end_does_not_count_for_clip(tmp_path):
 
 def test_a_file_without_text_or_with_another_tower(tmp_path):
     names = [n for n in CASES["clip"] if n.startswith("text")]
-    assert text.load(file(tmp_path, "clip", **dict.fromkeys(names)), "clip") is None
+    assert load_text(file(tmp_path, "clip", **dict.fromkeys(names)), "clip") is None
     missing = "text_model.final_layer_norm.bias"
     with pytest.raises(ValueError, match=f"missing: {missing}"):
-        text.load(file(tmp_path, "clip", **{missing: None}), "clip")
+        load_text(file(tmp_path, "clip", **{missing: None}), "clip")
     small = {"text_projection.weight": np.zeros((12, 8), np.float32)}
     with pytest.raises(ValueError, match=r"text_projection.weight \[12 8\], in the net \[12 16\]"):
-        text.load(file(tmp_path, "clip", **small), "clip")
+        load_text(file(tmp_path, "clip", **small), "clip")
     broken = {"text_projection.weight": np.full((12, 16), np.nan, np.float32)}
     with pytest.raises(ValueError, match=r"NaN or infinity in text_projection.weight"):
-        text.load(file(tmp_path, "clip", **broken), "clip")
+        load_text(file(tmp_path, "clip", **broken), "clip")
 
 
 # Counted on the meta device of transformers 5.23 (CLIP, SigLIP 2) and of open_clip 3.3.

@@ -12,9 +12,9 @@ from system import tiny
 from dmljax import nets, weights
 from dmljax.config import fields
 from dmljax.config.build import build
+from dmljax.nets import files, normalizations
 from dmljax.runs import summary
 from dmljax.train import initial_state
-from dmljax.weights import preprocessing
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "weights"))
 from published_layouts import resnet_tensors, write_torch
@@ -86,7 +86,7 @@ def test_a_contradiction_that_is_insisted_on_holds(tmp_path, file):
     config["transform"] = config["eval_transform"] = {"name": "standard_eval", "size": 32}
     run = build(config)
     images = np.full((1, 2, 2, 3), 100, np.uint8)
-    np.testing.assert_allclose(run.normalize_fn(images), preprocessing.caffe(images), rtol=1e-6)
+    np.testing.assert_allclose(run.normalize_fn(images), normalizations.caffe(images), rtol=1e-6)
     # The saved config opens again.
     assert build(run.config).config["normalize"] == forced
 
@@ -104,7 +104,7 @@ def published(tmp_path, monkeypatch):
     entry = weights.PUBLISHED["resnet18"]._replace(
         url="https://example.org/squashed.pth",
         digest="",
-        preprocessing=weights.entries.Preprocessing(40, None, "bicubic", "imagenet"),
+        preprocessing=files.Preprocessing(40, None, "bicubic", "imagenet"),
     )
     monkeypatch.setitem(weights.PUBLISHED, "squashed", entry)
     path = write_torch(tmp_path, resnet_tensors()).rename(tmp_path / "squashed.pth")

@@ -11,8 +11,8 @@ import weight_files as make
 from published_layouts import googlenet_blobs, resnet_tensors, small_resnet, write_torch
 
 from dmljax import nets, weights
-from dmljax.weights import PUBLISHED, conversion, converted
-from dmljax.weights.text import token_rule
+from dmljax.nets.clip import token_rule
+from dmljax.weights import PUBLISHED, conversion, converted, readers
 
 SPEC = {"name": "resnet18", "blocks": (1, 1, 1, 1), "width": 4}
 
@@ -47,7 +47,7 @@ def test_a_converted_file_without_a_classifier(tmp_path):
     to = tmp_path / "converted.safetensors"
     metadata = convert(write_torch(tmp_path, resnet_tensors()), to, classes=None)
     assert "fc.weight" in metadata["notes"][0]
-    assert not any("fc" in name for name in weights.read(to).tensors)
+    assert not any("fc" in name for name in readers.read(to).tensors)
 
 
 def test_written_files_are_read_and_always_the_same_bytes(tmp_path):
@@ -57,7 +57,7 @@ def test_written_files_are_read_and_always_the_same_bytes(tmp_path):
         converted.write(tmp_path / name, tensors, '{"net": "x"}')
         contents.append((tmp_path / name).read_bytes())
     assert contents[0] == contents[1]
-    result = weights.read(tmp_path / "a")
+    result = readers.read(tmp_path / "a")
     assert result.metadata == {"dmljax": '{"net": "x"}'}
     assert set(result.tensors) == set(tensors)
     for name, array in tensors.items():

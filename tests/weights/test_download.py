@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 from dmljax import nets
-from dmljax.weights import PUBLISHED, download, fetch, installed, preprocessing
-from dmljax.weights.entries import License, Published
+from dmljax.nets import normalizations
+from dmljax.nets.files import License, Published
+from dmljax.weights import PUBLISHED, fetch, installed
+from dmljax.weights import published as published_lib
 from dmljax.weights.published import file_name, get_command
 
 
@@ -105,7 +107,7 @@ def server(monkeypatch):
 
 
 def _partial(folder):
-    return download.partial_path(folder / "net-file.pth", PUBLISHED["local"].digest)
+    return published_lib.partial_path(folder / "net-file.pth", PUBLISHED["local"].digest)
 
 
 def test_a_file_is_downloaded_once(server, tmp_path):
@@ -210,7 +212,9 @@ def test_a_download_without_a_digest_continues_by_its_etag(
 ):
     monkeypatch.setitem(PUBLISHED, "local", PUBLISHED["local"]._replace(digest=""))
     warnings = []
-    monkeypatch.setattr(download.logging, "warning", lambda text, *a: warnings.append(text % a))
+    monkeypatch.setattr(
+        published_lib.logging, "warning", lambda text, *a: warnings.append(text % a)
+    )
     server.etag = etag
     _interrupted(server, tmp_path)
     if changed:
@@ -224,7 +228,9 @@ def test_a_download_without_a_digest_continues_by_its_etag(
 
 def test_the_digest_that_the_hub_names_is_compared(hub, tmp_path, monkeypatch):
     warnings = []
-    monkeypatch.setattr(download.logging, "warning", lambda text, *a: warnings.append(text % a))
+    monkeypatch.setattr(
+        published_lib.logging, "warning", lambda text, *a: warnings.append(text % a)
+    )
     hub.linked = hashlib.sha256(_OTHER).hexdigest()
     with pytest.raises(ValueError, match=f"does not begin with {hub.linked}") as error:
         fetch("local", folder=tmp_path)
@@ -285,7 +291,9 @@ def test_a_killed_download_continues(hub, tmp_path):
 
 def test_the_vocabulary_of_a_tower_for_text_comes_along(hub, tmp_path, monkeypatch):
     warnings = []
-    monkeypatch.setattr(download.logging, "warning", lambda text, *a: warnings.append(text % a))
+    monkeypatch.setattr(
+        published_lib.logging, "warning", lambda text, *a: warnings.append(text % a)
+    )
     url = hub.url("owner/clip/resolve/main/model.safetensors")
     monkeypatch.setitem(PUBLISHED, "local", PUBLISHED["local"]._replace(net="clip_b32", url=url))
     path, beside = tmp_path / "local.safetensors", tmp_path / "local.tokenizer.json"
@@ -384,7 +392,7 @@ def test_the_table_of_published_files_is_consistent():
         normalize = published.preprocessing.normalize
         if name != "openclip_l14_laion2b":  # its net has other files with CLIP's mean
             assert getattr(nets, published.net)().expected_normalization == normalize
-        assert isinstance(normalize, dict) or normalize in preprocessing.INPUTS
+        assert isinstance(normalize, dict) or normalize in normalizations.INPUTS
         algorithm, _, digits = published.digest.partition(":")
         assert (algorithm, len(digits) >= 8) in [("sha256", True), ("sha1", True), ("", False)]
         file = published.urls[0].rpartition("/")[2]

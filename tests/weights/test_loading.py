@@ -131,9 +131,9 @@ def test_other_architectures_are_named(tmp_path):
         (
             write_torch(tmp_path, random_tensors(torchvision), "g.pth"),
             nets.googlenet(),
-            "googlenet_bn, torchvision",
+            "is a googlenet_bn, not a googlenet",
         ),
-        (caffe_file, small_resnet(), "looks like googlenet, Caffe's"),
+        (caffe_file, small_resnet(), "looks like a googlenet. missing"),
         (
             write_torch(tmp_path, random_tensors({"x.weight": (2,)}), "x.pth"),
             small_resnet(),
@@ -277,7 +277,7 @@ def described(name, **keywords):
     """The tensors of a file for a net, without memory."""
     net = getattr(nets, name)(**keywords)
     shapes = traverse_util.flatten_dict(nets.layers.shapes(net, 64))
-    torch = weights.names.TORCH
+    torch = weights.loading.TORCH
     zero = np.float32(0)
     return {
         torch.name_fn(p): np.broadcast_to(zero, torch.shape_fn(x.shape)) for p, x in shapes.items()
@@ -315,7 +315,7 @@ def packaged(tensors):
         ("efficientnet_lite0", "efficientnet_lite2", "is an efficientnet_lite0, not an effici"),
         ("efficientnet_lite2", "efficientnet_lite1", "is an efficientnet_lite2, not an effici"),
         ("mobilenet_v2", "efficientnet_lite0", "is a mobilenet_v2, not an efficientnet_lite0"),
-        ("resnet50", "googlenet", "does not fit the net: it looks like a resnet50. missing"),
+        ("resnet50", "googlenet", "is a resnet50, not a googlenet"),
     ],
 )
 def test_a_file_of_another_size_is_named_in_one_line(file, net, message):
@@ -324,7 +324,7 @@ def test_a_file_of_another_size_is_named_in_one_line(file, net, message):
         files.append(packaged(files[0]))
     for tensors in files:
         with pytest.raises(ValueError, match=f"^x.pth {message}") as error:
-            fit("x.pth", tensors, getattr(nets, net)(), weights.names.TORCH, print)
+            fit("x.pth", tensors, getattr(nets, net)(), weights.loading.TORCH, print)
         assert "\n" not in str(error.value)
         assert len(str(error.value)) < 80 or net == "googlenet"
 
@@ -338,7 +338,7 @@ def test_a_net_that_is_only_like_a_published_one_is_not_taken_for_it():
     others += [described("efficientnet_lite0") | {"blocks.1.0.se.conv_reduce.weight": wide}]
     for other in others:
         with pytest.raises(ValueError, match="does not fit the net"):
-            fit("x.pth", other, nets.resnet101(), weights.names.TORCH, print)
+            fit("x.pth", other, nets.resnet101(), weights.loading.TORCH, print)
 
 
 def filled(name, **keywords):
@@ -373,7 +373,7 @@ def test_convnext_is_read_with_the_names_of_its_authors(tmp_path):
         path.write_bytes(safetensors.numpy.save(named))
         loaded.append(weights.load(path, net))
     jax.tree.map(np.testing.assert_array_equal, *loaded)
-    assert weights.names.classifier_size(renamed) == 10
+    assert weights.loading.classifier_size(renamed) == 10
     with pytest.raises(ValueError, match=r"does not fit the net: it looks like a convnext\. miss"):
         weights.load(path, nets.googlenet())
 

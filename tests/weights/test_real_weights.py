@@ -10,7 +10,7 @@ import pytest
 
 from dmljax import nets, weights
 from dmljax.config import registry
-from dmljax.weights import preprocessing
+from dmljax.nets import normalizations
 
 
 def _installed(name):
@@ -32,7 +32,7 @@ def test_real_mobilenet_classifies_as_in_torch(monkeypatch):
     monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[1] / "nets")
     rng = np.random.default_rng(0)
     coarse = rng.integers(0, 256, (4, 28, 28, 3)).astype(np.uint8)
-    images = preprocessing.imagenet(coarse.repeat(8, axis=1).repeat(8, axis=2))
+    images = normalizations.imagenet(coarse.repeat(8, axis=1).repeat(8, axis=2))
     outputs = np.asarray(_embedder("logits")(images))
     net = importlib.import_module("reference_mobilenet").MobileNetV2(classes=1000).eval()
     net.load_state_dict(torch.load(_installed("mobilenet_v2"), weights_only=True))

@@ -44,11 +44,11 @@ def test_shards_are_one_file(tmp_path):
     index = write_shards(tmp_path, tensors)
     expected = load(write(tmp_path / "whole.safetensors", tensors), net)
     jax.tree.map(np.testing.assert_array_equal, load(index, net), expected)
-    digest = weights.file_digest(index)
+    digest = converted.file_digest(index)
     second = tmp_path / "model-00002-of-00003.safetensors"
     content = safetensors.numpy.load(second.read_bytes())
     write(second, {name: array + 1 for name, array in content.items()})
-    assert weights.file_digest(index) != digest
+    assert converted.file_digest(index) != digest
     write(second, dict(list(content.items())[1:]))
     with pytest.raises(ValueError, match=r"says that model-00002-of-00003\.safetensors holds"):
         load(index, net)
@@ -69,10 +69,10 @@ def test_shards_outside_the_folder_are_refused(tmp_path, file):
     index = tmp_path / "folder" / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": file}}))
     with pytest.raises(ValueError, match="which is not a file of the same folder"):
-        weights.read(index)
+        readers.read(index)
     index.write_text("{")
     with pytest.raises(ValueError, match="damaged or cut short"):
-        weights.read(index)
+        readers.read(index)
 
 
 def header_only(path, header, size):

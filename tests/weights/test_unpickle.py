@@ -55,15 +55,18 @@ def test_a_pickle_that_runs_code_is_refused_by_name(tmp_path, protocol, containe
 @pytest.mark.parametrize(
     ("pickled", "message"),
     [
-        (b"(S'touch %s'\nios\nsystem\n.", "INST os system"),
+        (b"(S'touch %s'\nios\nsystem\n.", "its pickle uses INST"),
         (b"(cos\nsystem\nS'touch %s'\no.", "refers to os.system"),
         (b"\x80\x02\x82\x01.", "EXT1"),
         (b"\x80\x02ctorch\nSize\n)\x81.", "NEWOBJ"),
         (b"\x80\x02ctorch.storage\n_load_from_bytes\n.", "torch.storage._load_from_bytes"),
-        (b"\x80\x02ctorch\nFloatStorage\n)R.", "torch.FloatStorage is called"),
+        (
+            b"\x80\x02ctorch\nFloatStorage\n)R.",
+            "is damaged or cut short .TypeError: .*not callable",
+        ),
         (b"\x80\x02ccollections\nOrderedDict\n}b.", "in place of a dict"),
         (b"\x80\x02]K\x01b.", "in place of a dict"),
-        (b"\x80\x02K\x01)R.", "in place of a _Global"),
+        (b"\x80\x02K\x01)R.", "is damaged or cut short .TypeError: .*not callable"),
     ],
 )
 def test_other_ways_to_run_code_are_refused(tmp_path, pickled, message):

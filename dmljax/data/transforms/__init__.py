@@ -4,7 +4,7 @@ A transform is a list of operations (`operations`). The functions here are recip
 and the single operations; `transform.bind` turns each of them, or a function of your own, into a
 transform that can be called with a `uint8 [h w c]` image and a `numpy.random.Generator`. It changes
 neither the input nor any global state. Mean and deviation are not subtracted here but on the device
-(`dmljax.weights.preprocessing`), so that a batch is sent there with one byte per value.
+(`dmljax.nets.normalizations`), so that a batch is sent there with one byte per value.
 """
 
 from dmljax.data.transforms import operations, recipes

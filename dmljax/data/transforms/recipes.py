@@ -136,7 +136,7 @@ def graph_train(*, size: int = 227, red_std: float = 0.229) -> list[Operation]:
 
     The published code erases after normalization, with the mean color of CIFAR in normalized
     units. So the color in pixels depends on the standard deviations. `red_std=0.299` is a typing
-    error of the published code; give the same value to `preprocessing.imagenet`.
+    error of the published code; give the same value to `normalizations.imagenet`.
     """
     mean, std, cifar_mean = (0.485, 0.456, 0.406), (red_std, 0.224, 0.225), (0.4914, 0.4822, 0.4465)
     fill = tuple(round(255 * (v * s + m)) for v, s, m in zip(cifar_mean, std, mean, strict=True))

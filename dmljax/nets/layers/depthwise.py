@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from dmljax.nets.layers.gradients import interleaved
+from dmljax.nets.layers.gradients import spread
 from dmljax.nets.layers.impl import choose
 from dmljax.ops import Array
 
@@ -157,44 +157,21 @@ def _gradients(
         taps = [(i, j) for i in range(kernel.shape[0]) for j in range(kernel.shape[1])]
         sums = [kernel_gradient(i, j) for i, j in taps]
         sums.append(jnp.sum(g, axis=(0, 1, 2)))
-        return _input_gradient(x.shape, kernel, g, strides, padding), jnp.stack(sums)[None]
+
+        def product(i, j, g):
+            return g * kernel[i, j, 0].reshape(1, 1, 1, -1)
+
+        sides = [(padding, padding)] * 2
+        input_gradient = spread(x.shape, kernel.shape, product, strides, sides, g)
+        return input_gradient, jnp.stack(sums)[None]
 
     input_gradient, sums = _in_chunks(gradients_of_chunk, x, g, y)
     sums = sums.sum(axis=0)
     return input_gradient, sums[:-1].reshape(kernel.shape), sums[-1]
 
 
-def _input_gradient(shape, kernel, g, strides, padding):
-    """Computes the gradient of the input for every remainder of row and column by the stride.
-
-    Row strides * q + r of the padded input enters row q - m of the output by row strides * m + r of
-    the kernel. Its gradient is the sum over m, and the same holds for columns.
-    """
-    rows, columns = (-(-(n + 2 * padding) // strides) for n in shape[1:3])
-    last = [(n - 1) // strides for n in kernel.shape[:2]]
-    missing = (max(0, rows - g.shape[1]), max(0, columns - g.shape[2]))
-    padded = jnp.pad(g, ((0, 0), *zip(last, missing, strict=True), (0, 0)))
-
-    def remainder(r, s):
-        products = [
-            _window(padded, last[0] - m, last[1] - n, rows, columns)
-            * kernel[r + strides * m, s + strides * n, 0].reshape(1, 1, 1, -1)
-            for m in range(last[0] + 1)
-            for n in range(last[1] + 1)
-            if r + strides * m < kernel.shape[0] and s + strides * n < kernel.shape[1]
-        ]
-        return _sum(products) if products else jnp.zeros((*g.shape[:1], rows, columns, g.shape[3]))
-
-    full = interleaved(remainder, strides)
-    return _window(full, padding, padding, *shape[1:3])
-
-
 def _padded(x, padding):
     return jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
-
-
-def _window(x, top, left, rows, columns):
-    return jax.lax.slice(x, (0, top, left, 0), (x.shape[0], top + rows, left + columns, x.shape[3]))
 
 
 def _taps(x, kernel_shape, strides, rows, columns):

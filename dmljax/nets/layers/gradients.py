@@ -3,11 +3,13 @@
 They are exact: the same sums as XLA's own gradients, in another order.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 
+from dmljax.ops import Array
 from dmljax.ops.devices import over_devices
 
 
@@ -96,6 +98,38 @@ def input_gradient(
         )
 
     return interleaved(pixels, strides)[:, :h, :w]
+
+
+def spread(
+    shape: Sequence[int],
+    taps: Sequence[int],
+    term_fn: Callable,
+    strides: int,
+    padding: Sequence[tuple[int, int]],
+    *maps: Array,
+) -> jax.Array:
+    """Sums what each window adds to the pixels of a map of this `shape`.
+
+    `maps [b y x c]` have the numbers of the windows, and `term_fn(i, j, *maps)` is what tap i, j of
+    each window adds. Row strides m + r of the padded map is row strides a + r of window m - a, and
+    the same holds for columns.
+    """
+    counts = [-(-(n + sum(p)) // strides) for n, p in zip(shape[1:3], padding, strict=True)]
+    last = [(n - 1) // strides for n in taps[:2]]
+    missing = [max(0, n - m) for n, m in zip(counts, maps[0].shape[1:3], strict=True)]
+    sides = ((0, 0), *zip(last, missing, strict=True), (0, 0))
+    padded = [jnp.pad(x, sides) for x in maps]
+
+    def pixels(r, q):
+        total = jnp.zeros((shape[0], *counts, shape[3]), maps[0].dtype)
+        for i, j in itertools.product(range(r, taps[0], strides), range(q, taps[1], strides)):
+            top, left = last[0] - i // strides, last[1] - j // strides
+            windows = (x[:, top : top + counts[0], left : left + counts[1]] for x in padded)
+            total += term_fn(i, j, *windows)
+        return total
+
+    (top, _), (left, _) = padding
+    return interleaved(pixels, strides)[:, top : top + shape[1], left : left + shape[2]]
 
 
 def interleaved(pixels_fn: Callable, strides: int) -> jax.Array:

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dmljax import ops
-from dmljax.nets.layers.gradients import interleaved
+from dmljax.nets.layers.gradients import spread
 from dmljax.nets.layers.impl import check, choose, is_portable
 from dmljax.ops import Array
 
@@ -141,7 +141,10 @@ def _forward(x, size, strides, padding, impl):
 
 def _backward(size, strides, padding, impl, residual, g):
     def own_fn(x, argmax, g):
-        return _spread(x.shape, argmax, g, size, strides, padding)
+        def hits(i, j, g, argmax):
+            return jnp.where(argmax == i * size + j, g, jnp.zeros((), g.dtype))
+
+        return spread(x.shape, (size, size), hits, strides, padding, g, argmax)
 
     def xla_fn(x, argmax, g):
         forward = functools.partial(_xla_max_pool, size=size, strides=strides, padding=padding)
@@ -172,25 +175,3 @@ def _max_and_argmax(x, size, strides, padding):
         largest = jnp.where(larger, tap, largest)
         argmax = jnp.where(larger, jnp.uint8(k), argmax)
     return largest, argmax
-
-
-def _spread(shape, argmax, g, size, strides, padding):
-    """Places each window's gradient at the pixel that was its maximum.
-
-    Pixel strides m + r of the padded map is pixel strides a + r of window m - a.
-    """
-    b, h, w, c = shape
-    counts = [-(-(n + sum(pad)) // strides) for n, pad in zip((h, w), padding, strict=True)]
-
-    def pixels(row, column):
-        total = jnp.zeros((b, *counts, c), g.dtype)
-        for r, q in itertools.product(range(row, size, strides), range(column, size, strides)):
-            hit = jnp.where(argmax == r * size + q, g, jnp.zeros((), g.dtype))
-            before = (r // strides, q // strides)
-            pads = [(a, n - a - m) for a, n, m in zip(before, counts, g.shape[1:3], strict=True)]
-            total += jnp.pad(hit, ((0, 0), *pads, (0, 0)))
-        return total
-
-    spread = interleaved(pixels, strides)
-    (top, _), (left, _) = padding
-    return spread[:, top : top + h, left : left + w]

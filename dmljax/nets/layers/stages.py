@@ -148,10 +148,11 @@ class Backbone(nn.Module, kw_only=True):
 
     A subclass defines `channels`, the channels of the feature map of each stage, and
     `run(x, stages, train)`, which returns the feature maps of `stages`. `classifier` is the path of
-    the layer that computes the logits.
+    the layer that computes the logits. `mark` is a tensor that files of this family alone have.
     """
 
     family: ClassVar[str]
+    mark: ClassVar[str] = ""
     classifier: ClassVar[str] = "fc"
     channels: ClassVar[Mapping[str, int]]
     image_channels: ClassVar[tuple[int, ...]] = (3,)
@@ -180,6 +181,15 @@ class Backbone(nn.Module, kw_only=True):
     def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, Array]:
         """Returns the feature maps of `stages`; `x` is the input of the first one."""
         raise NotImplementedError
+
+    @classmethod
+    def facts(cls, shape: Callable) -> dict[str, Any] | None:
+        """Returns attributes of the net of this family whose file has tensors of these shapes.
+
+        They do not tell the activation and the number of heads. Returns None for files of other
+        families. `shape` is a `nets.files.ShapeFn`.
+        """
+        return {} if cls.mark and shape(cls.mark) else None
 
     @nn.nowrap  # a method that Flax wraps would create the layer outside of the scope of its caller
     def conv(

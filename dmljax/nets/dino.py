@@ -2,11 +2,62 @@
 DINOv3 (Siméoni et al., 2025), and the vision transformers of ImageNet-21k (augreg).
 """
 
+import functools
 from typing import Any
 
-from dmljax.normalizations import HALF
-from dmljax.weights.entries import APACHE, BICUBIC, License, Preprocessing, Published, hub
-from dmljax.weights.names import NameMap, Source, block_rules
+from dmljax.nets.files import (
+    APACHE,
+    BICUBIC,
+    License,
+    NameMap,
+    Preprocessing,
+    Published,
+    Source,
+    block_rules,
+    hub,
+)
+from dmljax.nets.normalizations import HALF
+from dmljax.nets.transformer import silu
+from dmljax.nets.vit import B, G, L, S, ViT
+
+# DINO (Caron et al., ICCV 2021) and the ViTs of ImageNet-21k (Steiner et al., TMLR 2022).
+_dino = functools.partial(ViT, resize="torch_offset")
+vit_s16 = functools.partial(_dino, **S)
+vit_b16 = functools.partial(_dino, **B)
+_augreg = functools.partial(ViT, resize="antialiased", expected_normalization=HALF)
+augreg_s16 = functools.partial(_augreg, **S)
+augreg_b16 = functools.partial(_augreg, **B)
+augreg_l16 = functools.partial(_augreg, **L)
+
+# DINOv2 (Oquab et al., TMLR 2024), with registers (Darcet et al., ICLR 2024).
+_dinov2 = functools.partial(ViT, patch=14, image_size=518, layer_scale=True)
+_dinov2_reg = functools.partial(_dinov2, registers=4, resize="antialiased")
+_SWIGLU: dict[str, Any] = {"hidden": 4096, "gated": True, "activation": silu}
+dinov2_s14 = functools.partial(_dinov2, **S)
+dinov2_b14 = functools.partial(_dinov2, **B)
+dinov2_l14 = functools.partial(_dinov2, **L)
+dinov2_g14 = functools.partial(_dinov2, **G, **_SWIGLU)
+dinov2_s14_reg = functools.partial(_dinov2_reg, **S)
+dinov2_b14_reg = functools.partial(_dinov2_reg, **B)
+dinov2_l14_reg = functools.partial(_dinov2_reg, **L)
+dinov2_g14_reg = functools.partial(_dinov2_reg, **G, **_SWIGLU)
+
+# DINOv3 (Siméoni et al., 2025).
+_dinov3 = functools.partial(
+    ViT, positions="rotary", registers=4, biased="qv", layer_scale=True, epsilon=1e-5
+)
+dinov3_s16 = functools.partial(_dinov3, **S)
+dinov3_splus16 = functools.partial(_dinov3, **S, hidden=1536, gated=True, activation=silu)
+dinov3_b16 = functools.partial(_dinov3, **B)
+dinov3_l16 = functools.partial(_dinov3, **L)
+dinov3_hplus16 = functools.partial(
+    _dinov3, width=1280, heads=20, depth=32, hidden=5120, gated=True, activation=silu
+)
+__all__ = [
+    name
+    for name, value in list(globals().items())
+    if isinstance(value, functools.partial) and not name.startswith("_")
+]
 
 _LABELS = "ImageNet-21k, with labels; ImageNet's terms of use speak of research and may bind you"
 _AUGREG = Preprocessing(shorter=248, filter="bicubic", normalize=HALF)

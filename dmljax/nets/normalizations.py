@@ -1,4 +1,4 @@
-"""The input that published weights were trained on: `uint8 [b h w c]` to float32.
+"""Normalizations, the input that weights were trained on: `uint8 [b h w c]` to float32.
 
 The functions are plain arithmetic on NumPy or JAX arrays. The train step calls them on the device,
 so that images cross to it in one byte per value. `inputs` has the same numbers as data, which
@@ -11,6 +11,16 @@ from typing import Any
 import numpy as np
 
 __all__ = ["INPUTS", "caffe", "caffe_bn", "imagenet", "inputs", "rgb", "title", "unit"]
+
+# Values of a config's `normalize` that several published nets expect.
+HALF: dict[str, Any] = {"name": "rgb", "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+CLIP: dict[str, Any] = {
+    "name": "rgb",
+    "mean": (0.48145466, 0.4578275, 0.40821073),
+    "std": (0.26862954, 0.26130258, 0.27577711),
+}
+# EfficientNet-lite: (x - 127) / 128 of pixels from 0 to 255.
+LITE: dict[str, Any] = {"name": "rgb", "mean": [127 / 255] * 3, "std": [128 / 255] * 3}
 
 _RGB = {"channels": "RGB", "range": [0, 1]}
 _BGR = {"channels": "BGR", "range": [0, 255], "std": [1, 1, 1]}
