@@ -62,11 +62,8 @@ def backbone_of(options: Options, origin: start.Start | None) -> tuple[Backbone,
 
 def net_of(options: Options) -> Any:
     """Returns the net without a head; raises if the config trains it in an impossible way."""
-    net, trained, weights = (
-        options.net.function(),
-        options.trained["name"],
-        options.net.get("weights"),
-    )
+    net, weights = options.net.function(), options.net.get("weights")
+    trained = options.trained["name"]
     needs = {"evaluate.frozen": options.evaluate.frozen, "distill": options.distill}
     needs["trained"] = trained if trained != "all" else None
     for field, value in needs.items():

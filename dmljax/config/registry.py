@@ -85,8 +85,10 @@ ARGUMENTS = {
 _CALLED = Kind("function for evaluate.call", "", 1, keywords="step workdir")
 _RULES = {**KINDS, **ARGUMENTS, "call": _CALLED}
 # Kinds of functions by the fields that name them, where the kind is not the name of the field.
-_KINDS = {"eval_transform": "transform", "normalize": "normalization", "trained": "adaptation"}
-_KINDS["metrics"] = "metric"
+_KINDS = {
+    **{"eval_transform": "transform", "normalize": "normalization"},
+    **{"trained": "adaptation", "metrics": "metric"},
+}
 # Keywords of a field that are not arguments of its function, with their types.
 _EXTRAS: Mapping[str, Mapping[str, Any]] = {
     # `full_epochs`: an epoch of a fraction has the number of steps of the whole training split.
@@ -156,7 +158,7 @@ def resolve(
     from outside dmljax. Unknown names and keywords, and values of a wrong type, raise. `extras` are
     the types of the keywords that the caller reads from `spec`, and the function does not take.
     """
-    keywords: dict[str, Any] = {"name": spec} if isinstance(spec, str) else dict(spec)
+    keywords: dict[str, Any] = dict(Spec.from_json(spec, kind))
     function = _function(name := keywords.pop("name"), kind)
     check(kind, {key: keywords.pop(key) for key in extras if key in keywords}, extras)
     try:
@@ -272,5 +274,5 @@ def _import(name: str) -> Callable:
 
 def chosen(field: str, value: str | Mapping[str, Any]) -> Spec:
     """Returns the function that the value of a field names."""
-    spec = {"name": value} if isinstance(value, str) else value
+    spec = Spec.from_json(value, field)
     return Spec(spec, resolve(_KINDS.get(field, field), spec, extras=extras_of(field)))

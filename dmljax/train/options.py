@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from dmljax.files import schema
@@ -39,7 +39,7 @@ class Spec(dict):
     def from_json(cls, value: Any, name: str) -> "Spec":
         """Returns the spec that a config writes as a name or a dict, with tuples for lists."""
         values = {"name": value} if isinstance(value, str) else value
-        if not isinstance(values, dict) or not isinstance(values.get("name"), str):
+        if not isinstance(values, Mapping) or not isinstance(values.get("name"), str):
             raise schema.Misfit(name, f"{name} must be {cls.words}, got {value!r}")
         return cls(_tuples(values))
 
@@ -66,7 +66,7 @@ class Spec(dict):
 
 
 def _tuples(value: Any) -> Any:
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {k: _tuples(v) for k, v in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
