@@ -113,51 +113,6 @@ def test_seven_steps_have_the_numbers_of_pytorch_metric_learning(name):
             assert_near(slope, expected_slope, 1e-5)
 
 
-def test_a_restored_memory_continues_with_the_same_numbers():
-    """pytorch-metric-learning keeps the pointer outside of its state, so a checkpoint loses it."""
-    rng = np.random.default_rng(9)
-    batches = [
-        (rng.normal(size=(3, D)).astype(np.float32), rng.integers(0, 2, 3)) for _ in range(6)
-    ]
-    memory_loss = losses.cross_batch_memory(losses.ntxent, size=7)
-    memory, values = memory_loss.init(D), []
-    step = jax.jit(memory_loss.loss)
-    for i, (x, y) in enumerate(batches):
-        if i == 3:
-            saved = [np.array(leaf) for leaf in jax.tree.leaves(memory)]
-        value, memory = step(memory, x, y)
-        values.append(float(value))
-    restored = jax.tree.unflatten(jax.tree.structure(memory_loss.init(D)), saved)
-    for (x, y), expected in zip(batches[3:], values[3:], strict=True):
-        value, restored = step(restored, x, y)
-        assert float(value) == expected
-    jax.tree.map(np.testing.assert_array_equal, memory, restored)
-
-
-def test_a_batch_that_fills_the_memory_gives_the_loss_with_constant_references():
-    rng = np.random.default_rng(10)
-    x, y = rng.normal(size=(6, D)).astype(np.float32), np.array([0, 0, 1, 1, 2, 2])
-    memory_loss = losses.cross_batch_memory(losses.multi_similarity, size=6)
-    memory = memory_loss.init(D)
-
-    def loss(x, stored, memory):
-        return memory_loss.loss(memory._replace(embeddings=stored), x, y)
-
-    step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
-
-    @jax.jit
-    @jax.value_and_grad
-    def constant_references(anchors):
-        return losses.multi_similarity(anchors, ops.pairs(y), references=x)
-
-    expected, expected_slope = constant_references(x)
-    for _ in range(2):  # in the second step, all earlier rows are overwritten
-        (value, memory), (slope, memory_slope) = step(x, memory.embeddings, memory)
-        np.testing.assert_allclose(value, expected, rtol=1e-6)
-        assert_near(slope, expected_slope, 1e-5)
-        assert not np.any(memory_slope)
-
-
 @pytest.mark.parametrize("name", ["triplet", "n_pairs", "lifted_structure", "nca"])
 def test_empty_slots_do_not_count(name):
     """A memory with empty slots gives the loss of a memory that is just full."""

@@ -112,12 +112,6 @@ def test_vicreg_is_that_of_pytorch_metric_learning():
                 assert_near(slope[: len(x)], golden[f"vicreg/{case}/{i}"], 1e-5)
 
 
-@each_loss
-def test_a_single_row_has_the_loss_of_a_loop(name):
-    x, y = (side[:1] for side in _data())
-    np.testing.assert_allclose(_compiled(name)(x, y)[0], NAIVE[name](x, y), rtol=1e-5, atol=1e-7)
-
-
 @pytest.mark.parametrize("name", ["clip", "siglip"])
 def test_the_mean_is_over_the_entries_that_count(name):
     x, y = _data()

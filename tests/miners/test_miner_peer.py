@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from miner_cases import SELECTIONS, as_masks, triplet_mask
 
-from dmljax import losses, miners, ops
+from dmljax import miners, ops
 
 GOLDEN = np.load(pathlib.Path(__file__).parents[1] / "golden" / "ranking.npz")
 
@@ -81,16 +81,6 @@ def test_mined_pairs_and_triplets_are_those_of_the_peer(case):
             np.testing.assert_array_equal(mask, peer, err_msg=name)
 
 
-def test_angular_ignores_the_lengths_of_embeddings():
-    # The peer does not normalize, so it selects other triplets of 5 x than of x.
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(8, 3)), jnp.float32)
-    x = x * jnp.arange(1, 9)[:, None]
-    labels = np.arange(8) // 2
-    value = losses.triplet(x, labels, mine_fn=miners.angular)
-    unit = losses.triplet(ops.normalize(x), labels, mine_fn=miners.angular)
-    np.testing.assert_allclose(value, unit, rtol=1e-5)
-
-
 def test_three_equal_points_have_no_angle():
     # The peer adds 1e-6 to all differences of coordinates, which gives an angle of 26.6 degrees.
     noise = np.random.default_rng(1).uniform(0, 1e-7, (6, 6)).astype(np.float32)
@@ -98,20 +88,3 @@ def test_three_equal_points_have_no_angle():
         assert not triplet_mask(
             miners.angular(distances, ops.pairs(np.arange(6) // 3), angle=1)
         ).any()
-
-
-def test_ranges_hold_for_all_pairs_too():
-    # The peer ignores a range for the strategy "all".
-    distances = np.array([[0.1, 0.5, 1.0, 1.5]], np.float32)
-    pairs = ops.Pairs(np.array([[1, 1, 0, 0]], bool), np.array([[0, 0, 1, 1]], bool))
-    every = miners.selections.every
-    mined = miners.batch_easy_hard(
-        distances,
-        pairs,
-        pos_fn=every,
-        neg_fn=every,
-        allowed_pos_range=(0.3, 9),
-        allowed_neg_range=(0, 1),
-    )
-    np.testing.assert_array_equal(mined.positives, [[0, 1, 0, 0]])
-    np.testing.assert_array_equal(mined.negatives, [[0, 0, 1, 0]])
