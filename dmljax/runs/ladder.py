@@ -10,7 +10,7 @@ import os
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 
@@ -18,9 +18,11 @@ from dmljax.config.build import build, digests_of
 from dmljax.config.data import data_of
 from dmljax.config.fields import complete, options_of
 from dmljax.files import result as results
+from dmljax.files import schema
 from dmljax.files.result import Result
 from dmljax.files.run_folder import RunFolder
 from dmljax.files.writing import write_json
+from dmljax.hints import check_all
 from dmljax.metrics import level_text
 from dmljax.report import compare_page, comparison, page, scores_file
 from dmljax.runs import folder, frozen, training
@@ -29,18 +31,23 @@ from dmljax.train import hosts
 from dmljax.train.options import SECTIONS
 
 _SCORE = "MAP@R"
-_OWN_FIELDS = ("name", "rates", "shares")  # of a step, besides fields of the config
+_OWN_FIELDS = ("name", "rates", "shares", "steps")  # of a step, besides fields of the config
+_Count = Annotated[str, schema.Limit(str.isdecimal, "a count of training images, such as '1000'")]
 _FEWEST_CLASSES = 4  # two to hold out and two to train on
 _NOTHING_HELD_OUT = {"held_out": None, "select": "last"}
 
 
 class _Step(NamedTuple):
-    """A step of the ladder: its config, and the rates or shares that it tries."""
+    """A step of the ladder: the rates or shares that it tries, and its config.
+
+    `steps` may depend on the count of training images: {'1': 80, '1000': '4 epochs'}.
+    """
 
     name: str
-    config: dict[str, Any]
     rates: Sequence[float] = ()
-    shares: Sequence[float] = ()
+    shares: Sequence[Annotated[float, schema.between(0, 1)]] = ()
+    steps: int | str | dict[_Count, Any] | None = None
+    config: dict[str, Any] = {}  # noqa: RUF012
 
 
 class _Row(NamedTuple):
@@ -127,52 +134,40 @@ def _without_ladder(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _steps(config: Mapping[str, Any]) -> list[_Step]:
     """Returns the checked steps; only the first one if no classes can be held out."""
-    steps = config["ladder"]
-    names = [step.get("name") for step in steps]
-    if len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
-        raise ValueError(
-            f"ladder: every step needs its own name, for its folder, got {names}: write "
-            "dict(name='head', ...)"
-        )
-    for number, step in enumerate(steps):
-        if problem := _problem(number, step):
-            raise ValueError(f"ladder.{number} ({step['name']}): {problem}")
+    steps = []
+    for number, fields in enumerate(config["ladder"]):
+        own = {name: fields[name] for name in _OWN_FIELDS if name in fields}
+        steps.append(schema.parse(_Step, own, f"ladder.{number}")._replace(config=fields))
+    names = [step.name for step in steps]
+    mixes = any(step.shares for step in steps[:2])
+    check_all(
+        {
+            f"ladder: every step needs its own name, got {names}": len(set(names)) < len(names),
+            "ladder: shares mix the two steps before it, so two steps must come first": mixes,
+        }
+    )
     # All training images count, those of held-out classes too.
     everything = {**config, **_NOTHING_HELD_OUT, "ladder": ()}
     train = data_of(options_of(everything, ("dataset",)))[0].train
-    base = _without_ladder(config)
+    base, changes = _without_ladder(config), dict[str, Any]()
     if base["held_out"] is None or len(train.names) < _FEWEST_CLASSES:
         _say(
             "no classes are held out (held_out=None, or fewer than 4 training classes): the "
             "ladder has only its first step, and nothing is chosen"
         )
-        base, steps = base | _NOTHING_HELD_OUT, [steps[0] | _NOTHING_HELD_OUT]
-    return [_step(base, step, len(train)) for step in steps]
+        steps, changes = steps[:1], _NOTHING_HELD_OUT
+    return [step._replace(config=_config(base, step, len(train)) | changes) for step in steps]
 
 
-def _problem(number: int, step: Mapping[str, Any]) -> str:
-    """Describes what is wrong with a step; "" if nothing is."""
-    rates, shares, steps = step.get("rates", []), step.get("shares", []), step.get("steps")
-    if not (isinstance(rates, list) and isinstance(shares, list)):
-        return f"rates and shares must be lists of numbers, got {rates if shares == [] else shares}"
-    if shares and (number < 2 or not all(0 <= share <= 1 for share in shares)):
-        return "shares from 0 to 1 mix the two steps before it, so two steps must come first"
-    if isinstance(steps, dict) and not (steps and all(str(key).isdecimal() for key in steps)):
-        example = "{'1': 60, '1000': '3 epochs'}"
-        return f"the keys of steps={steps} must be counts of training images, such as {example}"
-    return ""
-
-
-def _step(base: Mapping[str, Any], step: Mapping[str, Any], images: int) -> _Step:
-    """Returns a step with its config; fields of sections are changed one by one."""
-    changes = {name: value for name, value in step.items() if name not in _OWN_FIELDS}
+def _config(base: Mapping[str, Any], step: _Step, images: int) -> dict[str, Any]:
+    """Returns the config of a step; fields of sections are changed one by one."""
+    changes = {name: value for name, value in step.config.items() if name not in _OWN_FIELDS}
     changes |= {name: {**base[name], **changes[name]} for name in SECTIONS if name in changes}
-    length = changes.get("steps", base["steps"])
-    if isinstance(length, dict):  # such as {'1': 80, '1000': '4 epochs'}, by training images
+    length = base["steps"] if step.steps is None else step.steps
+    if isinstance(length, dict):
         fits = [least for least in length if int(least) <= images]
         length = length[max(fits, key=int) if fits else min(length, key=int)]
-    own = {name: step[name] for name in _OWN_FIELDS if name in step}
-    return _Step(config={**base, **changes, "steps": length}, **own)
+    return {**base, **changes, "steps": length}
 
 
 def _climb(

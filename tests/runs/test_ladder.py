@@ -250,19 +250,19 @@ def test_few_classes_leave_only_the_first_step(source, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        ([{"steps": 3}], "every step needs its own name"),
-        ([HEAD, {"name": "mix", "shares": [0.5]}], "shares from 0 to 1 mix the two steps before"),
+        ([{"steps": 3}], "ladder.0.name is missing"),
+        ([HEAD, {"name": "mix", "shares": [0.5]}], "shares mix the two steps before"),
         ([HEAD, {"name": "all", "stepz": 3}], "has no field 'stepz'"),
         (
             [HEAD, {"name": "lora", "trained": {"name": "lora", "targets": "no"}}],
             "matches no kernel",
         ),
-        ([HEAD, {"name": "a", "rates": 3}], "must be lists of numbers, got 3"),
+        ([HEAD, {"name": "a", "rates": 3}], "ladder.1.rates must be a list, got 3"),
         (
             [HEAD, {"name": "a", "steps": {"many": 3}}],
-            "keys of steps={'many': 3} must be counts of training images",
+            "a name in ladder.1.steps must be a count of training images, .* got 'many'",
         ),
-        ([HEAD, {"name": "a"}, {"name": "b", "shares": [2.0]}], "shares from 0 to 1"),
+        ([HEAD, {"name": "a"}, {"name": "b", "shares": [2.0]}], "must be a number from 0 to 1"),
     ],
 )
 def test_wrong_ladders_are_refused_before_anything_is_written(source, tmp_path, steps, message):
