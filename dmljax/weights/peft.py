@@ -73,14 +73,14 @@ def load_adapter(
     for path in dict.fromkeys(path for path, _ in modules):
         (*_, inputs, outputs), (*place, _) = kernels[path], path
         count, (start, stop, rows) = len(sources[path].names), sources[path].rows or (0, 1, 1)
-        parts = [i for i in range(count) if (path, i) in modules]
+        names = {i: modules[path, i] for i in range(count) if (path, i) in modules}
+        parts = {i: _factors(folder, x, tensors[x], options) for i, x in names.items()}
         a_parts, b_parts, magnitude = [], [], np.zeros(outputs, np.float32)
         if is_dora and len(parts) < count:
             if params is None:
                 raise ValueError(f"{folder} has DoRA for parts of a fused kernel: it needs params")
             magnitude = np.linalg.norm(flat[path].reshape(-1, outputs), axis=0)
-        for i in parts:
-            a, b, norms = _factors(folder, modules[path, i], tensors[modules[path, i]], options)
+        for i, (a, b, norms) in parts.items():
             taken = slice(start * b.shape[1] // rows, stop * b.shape[1] // rows)
             size = [len(a), b[:, taken].shape[1] * count]
             if size != [inputs, outputs]:
