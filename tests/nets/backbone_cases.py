@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,6 @@ class Case(NamedTuple):
 
     net: Callable
     reference: str | None = None
-    keywords: dict[str, Any] = {}  # noqa: RUF012
     size: int = 64
     channels: int = 3
     steps: dict[str, str] = {}  # noqa: RUF012
@@ -43,44 +42,30 @@ CONVNEXT = {"width": 8, "blocks": (1, 2, 1, 1)}
 CASES = {
     "bottleneck": Case(
         functools.partial(ResNet, **BOTTLENECK),
-        "resnet:ResNet",
-        BOTTLENECK,
         steps={"start": "layer1", "stop": "layer2"},
         map_shape=(8, 8, 8),
     ),
-    "basic": Case(
-        functools.partial(ResNet, **BASIC),
-        "resnet:ResNet",
-        BASIC,
-        steps={"start": "stem", "stop": "layer2"},
-    ),
+    "basic": Case(functools.partial(ResNet, **BASIC), steps={"start": "stem", "stop": "layer2"}),
     "googlenet": Case(
         nets.googlenet,
         "googlenet:Caffe",
-        {},
         steps={"start": "3a", "stop": "3a"},
         map_shape=(8, 8, 192),
     ),
     "googlenet_bn": Case(
         functools.partial(nets.googlenet_bn, transform_input=False),
         "googlenet:Torchvision",
-        {},
         steps={"start": "3a", "stop": "3a"},
         map_shape=(8, 8, 192),
     ),
     "bn_inception": Case(
         nets.bn_inception,
         "bn_inception:BNInception",
-        {},
         steps={"start": "3c", "stop": "3c"},
         map_shape=(8, 8, 320),
     ),
     "mobilenet_v2": Case(
-        nets.mobilenet_v2,
-        "mobilenet:MobileNetV2",
-        {},
-        steps={"start": "1", "stop": "3"},
-        map_shape=(16, 16, 32),
+        nets.mobilenet_v2, steps={"start": "1", "stop": "3"}, map_shape=(16, 16, 32)
     ),
     "efficientnet_lite": Case(
         functools.partial(EfficientNetLite, **LITE),

@@ -80,9 +80,9 @@ def test_an_activation_keeps_its_input_alone_and_rounds_once(activation, capsys)
         np.testing.assert_allclose(fn(half).astype(float), exact.astype(float), 0.01, 1e-6)
 
 
-_TRANSFORMERS = ("augreg_s16", "dinov2_s14", "dinov2_g14_reg", "dinov3_s16", "dinov3_splus16")
-_TRANSFORMERS += ("clip_b32", "openclip_b32", "siglip_b16_224", "unicom_b32")
-NETS = {name: (case.net, case.size, case.channels) for name, case in CASES.items()}
+_TRANSFORMERS = ("dinov2_g14_reg", "dinov3_splus16", "clip_b32", "siglip_b16_224", "unicom_b32")
+_CONVOLUTIONAL = ("bottleneck", "googlenet", "mobilenet_v2", "convnext", "lecun", "convnet")
+NETS = {x: (CASES[x].net, CASES[x].size, CASES[x].channels) for x in _CONVOLUTIONAL}
 NETS |= {x: (functools.partial(getattr(nets, x), **VIT), 32, 3) for x in _TRANSFORMERS}
 
 

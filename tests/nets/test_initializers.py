@@ -22,10 +22,7 @@ EXPECTED = [
     [-1.8655831, 0.7371180, -1.6689661, -1.2814844],
 ]
 METHODS = {
-    "pairs": methods.pairs(NET, losses.triplet, classes=5),
     "proxies": methods.proxies(NET, losses.proxy_anchor, classes=5),
-    "graph": methods.graph(NET, losses.label_smoothed_cross_entropy, classes=5, dim=16),
-    "dvml": methods.dvml(NET, losses.triplet, classes=5, samples=2),
     "abe": methods.abe(
         NET,
         losses.triplet,

@@ -257,7 +257,7 @@ def test_bn_inception_with_leading_axes(tmp_path):
 
 @pytest.mark.parametrize(
     ("net", "start"),
-    [(VIT | {"registers": 1}, "1"), (CONVNEXT, "2"), (CONVNEXT, "2.1"), (CONVNEXT, "3.0")],
+    [(VIT | {"registers": 1}, "1"), (CONVNEXT, "2.1")],
 )
 def test_a_part_of_a_transformer_or_convnext_takes_its_blocks(tmp_path, net, start):
     spec = with_weights(tmp_path, net, size=32)
@@ -308,12 +308,8 @@ def packaged(tensors):
     ("file", "net", "message"),
     [
         ("resnet50", "resnet18", "is a resnet50, not a resnet18"),
-        ("resnet18", "resnet34", "is a resnet18, not a resnet34"),
-        ("resnet101", "resnet152", "is a resnet101, not a resnet152"),
-        ("convnext_s", "convnext_b", "is a convnext_s, not a convnext_b"),
         ("convnext_t", "convnext_s", "is a convnext_t, not a convnext_s"),
         ("efficientnet_lite0", "efficientnet_lite2", "is an efficientnet_lite0, not an effici"),
-        ("efficientnet_lite2", "efficientnet_lite1", "is an efficientnet_lite2, not an effici"),
         ("mobilenet_v2", "efficientnet_lite0", "is a mobilenet_v2, not an efficientnet_lite0"),
         ("resnet50", "googlenet", "is a resnet50, not a googlenet"),
     ],
@@ -338,7 +334,7 @@ def test_a_net_that_is_only_like_a_published_one_is_not_taken_for_it():
     others += [described("efficientnet_lite0") | {"blocks.1.0.se.conv_reduce.weight": wide}]
     for other in others:
         with pytest.raises(ValueError, match="does not fit the net"):
-            fit("x.pth", other, nets.resnet101(), weights.loading.TORCH, print)
+            fit("x.pth", other, nets.resnet18(), weights.loading.TORCH, print)
 
 
 def filled(name, **keywords):
