@@ -1,6 +1,6 @@
 """Small nets for small images, which train on a CPU."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar
 
 import flax.linen as nn
@@ -36,7 +36,7 @@ class ConvNet(layers.Backbone, kw_only=True):
             )
         return {f"conv{i}": width for i, width in enumerate(self.widths, 1)}
 
-    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, Array]:
+    def stage(self, stage: str, x: Array, train: bool) -> Array:
         def unit(_, x):
             options = {"norm": self.norm, "dtype": self.dtype, "impl": self.impl, "name": stage}
             layer = ConvNorm(
@@ -44,10 +44,8 @@ class ConvNet(layers.Backbone, kw_only=True):
             )
             return layer(x, train=train)
 
-        strides, outputs = dict(zip(self.channels, self.strides, strict=True)), {}
-        for stage in stages:
-            x = outputs[stage] = layers.checkpointed(unit, self.remat)(self, x)
-        return outputs
+        strides = dict(zip(self.channels, self.strides, strict=True))
+        return layers.checkpointed(unit, self.remat)(self, x)
 
 
 class Lecun(nn.Module, kw_only=True):

@@ -10,7 +10,7 @@ although a batch norm follows, and its parameters have no hierarchy: `inception_
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import flax.linen as nn
@@ -84,7 +84,7 @@ class GoogLeNet(layers.Backbone, kw_only=True):
     lrn_alpha: float = 1e-4
     pools: bool = True
 
-    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, Array]:
+    def stage(self, stage: str, x: Array, train: bool) -> Array:
         del train
         max_pool = functools.partial(layers.max_pool, impl=self.impl)
 
@@ -109,20 +109,15 @@ class GoogLeNet(layers.Backbone, kw_only=True):
         def norm(x):
             return layers.local_response_norm(x, size=self.lrn_size, alpha=self.lrn_alpha)
 
-        outputs = {}
-        for stage in stages:
-            if stage == "conv1":
-                x = named("conv1", lambda x: conv(x, 64, 7, "7x7_s2", strides=2), x)
-            elif stage == "pool1":
-                x = norm(max_pool(x, 3, strides=2, ceil=True))
-            elif stage == "conv2":
-                x = norm(named("conv2", conv2, x, remat=self.remat))
-            elif stage.startswith("pool"):
-                x = max_pool(x, 3, strides=2, ceil=True) if self.pools else x
-            else:
-                x = named(f"inception_{stage}", inception, x, remat=self.remat)
-            outputs[stage] = x
-        return outputs
+        if stage == "conv1":
+            return named("conv1", lambda x: conv(x, 64, 7, "7x7_s2", strides=2), x)
+        if stage == "pool1":
+            return norm(max_pool(x, 3, strides=2, ceil=True))
+        if stage == "conv2":
+            return norm(named("conv2", conv2, x, remat=self.remat))
+        if stage.startswith("pool"):
+            return max_pool(x, 3, strides=2, ceil=True) if self.pools else x
+        return named(f"inception_{stage}", inception, x, remat=self.remat)
 
 
 class GoogLeNetBN(layers.Backbone, kw_only=True):
@@ -141,7 +136,7 @@ class GoogLeNetBN(layers.Backbone, kw_only=True):
     transform_input: bool = True
     norm: Callable = BatchNorm
 
-    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, Array]:
+    def stage(self, stage: str, x: Array, train: bool) -> Array:
         max_pool = functools.partial(layers.max_pool, impl=self.impl)
 
         def conv(x, features, size, name, strides=1):
@@ -165,19 +160,14 @@ class GoogLeNetBN(layers.Backbone, kw_only=True):
             )
             return jnp.concatenate(branches, axis=-1)
 
-        outputs = {}
-        for stage in stages:
-            if stage == "conv1":
-                x = _to_unit_range(x) if self.transform_input else x
-                x = conv(x, 64, 7, "conv1", strides=2)
-            elif stage == "conv2":
-                x = conv(conv(x, 64, 1, "conv2"), 192, 3, "conv3")
-            elif stage.startswith("pool"):
-                x = max_pool(x, 2 if stage == "pool4" else 3, strides=2, ceil=True)
-            else:
-                x = named(f"inception{stage}", inception, x, remat=self.remat)
-            outputs[stage] = x
-        return outputs
+        if stage == "conv1":
+            x = _to_unit_range(x) if self.transform_input else x
+            return conv(x, 64, 7, "conv1", strides=2)
+        if stage == "conv2":
+            return conv(conv(x, 64, 1, "conv2"), 192, 3, "conv3")
+        if stage.startswith("pool"):
+            return max_pool(x, 2 if stage == "pool4" else 3, strides=2, ceil=True)
+        return named(f"inception{stage}", inception, x, remat=self.remat)
 
 
 def _to_unit_range(x):
@@ -202,7 +192,7 @@ class BNInception(layers.Backbone, kw_only=True):
 
     norm: Callable = BatchNorm
 
-    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, Array]:
+    def stage(self, stage: str, x: Array, train: bool) -> Array:
         max_pool = functools.partial(layers.max_pool, impl=self.impl)
 
         def conv(x, features, size, name, strides=1):
@@ -225,23 +215,18 @@ class BNInception(layers.Backbone, kw_only=True):
             pooled = conv(pool_fn(x, 3, strides=1, padding=1), project, 1, name + "pool_proj")
             return jnp.concatenate((conv(x, one, 1, name + "1x1"), a, b, pooled), axis=-1)
 
-        outputs = {}
-        for stage in stages:
-            if stage == "conv1":
-                x = conv(x, 64, 7, "conv1_7x7_s2", strides=2)
-            elif stage == "conv2":
-                x = conv(conv(x, 64, 1, "conv2_3x3_reduce"), 192, 3, "conv2_3x3")
-            elif stage.startswith("pool"):
-                x = max_pool(x, 3, strides=2, ceil=True)
-            else:
-                if stage in ("3c", "4e") and (x.shape[1] % 2 or x.shape[2] % 2):
-                    raise ValueError(
-                        f"bn_inception halves a map of {x.shape[1]} x {x.shape[2]} pixels at "
-                        f"{stage!r}, which must be even: use images of 224, 227 or 256 pixels"
-                    )
-                x = layers.checkpointed(inception, self.remat)(self, x)
-            outputs[stage] = x
-        return outputs
+        if stage == "conv1":
+            return conv(x, 64, 7, "conv1_7x7_s2", strides=2)
+        if stage == "conv2":
+            return conv(conv(x, 64, 1, "conv2_3x3_reduce"), 192, 3, "conv2_3x3")
+        if stage.startswith("pool"):
+            return max_pool(x, 3, strides=2, ceil=True)
+        if stage in ("3c", "4e") and (x.shape[1] % 2 or x.shape[2] % 2):
+            raise ValueError(
+                f"bn_inception halves a map of {x.shape[1]} x {x.shape[2]} pixels at "
+                f"{stage!r}, which must be even: use images of 224, 227 or 256 pixels"
+            )
+        return layers.checkpointed(inception, self.remat)(self, x)
 
 
 googlenet = GoogLeNet

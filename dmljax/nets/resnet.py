@@ -5,7 +5,7 @@ The 3x3 convolution of a bottleneck has its stride. Stages: `stem` (including th
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -51,7 +51,7 @@ class ResNet(layers.Backbone, kw_only=True):
         width = self.width * (4 if self.bottleneck else 1)
         return {"stem": self.width} | {f"layer{i + 1}": width * 2**i for i in range(4)}
 
-    def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, Array]:
+    def stage(self, stage: str, x: Array, train: bool) -> Array:
         def conv_norm(x, features, size, strides, names):
             x = self.conv(features, size, strides, name=names[0])(x)
             return self.norm(dtype=self.dtype, name=names[1])(x, train=train)
@@ -78,15 +78,10 @@ class ResNet(layers.Backbone, kw_only=True):
                 x = layers.named(str(i), fn, x, remat=self.remat)
             return x
 
-        outputs = {}
-        for stage in stages:
-            if stage == "stem":
-                x = nn.relu(conv_norm(x, self.width, 7, 2, ("conv1", "bn1")))
-                x = layers.max_pool(x, 3, strides=2, padding=1, impl=self.impl)
-            else:
-                x = layers.named(stage, functools.partial(layer, int(stage[-1]) - 1), x)
-            outputs[stage] = x
-        return outputs
+        if stage != "stem":
+            return layers.named(stage, functools.partial(layer, int(stage[-1]) - 1), x)
+        x = nn.relu(conv_norm(x, self.width, 7, 2, ("conv1", "bn1")))
+        return layers.max_pool(x, 3, strides=2, padding=1, impl=self.impl)
 
     @classmethod
     def facts(cls, shape: ShapeFn) -> dict[str, Any] | None:

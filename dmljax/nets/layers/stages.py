@@ -147,7 +147,7 @@ class Backbone(nn.Module, kw_only=True):
     """Runs stages one after the other; `dmljax.nets` documents the arguments and the outputs.
 
     A subclass defines `channels`, the channels of the feature map of each stage, and
-    `run(x, stages, train)`, which returns the feature maps of `stages`. `classifier` is the path of
+    `stage(stage, x, train)`, or `run` where stages share a scope. `classifier` is the path of
     the layer that computes the logits. `mark` is a tensor that files of this family alone have.
     """
 
@@ -180,6 +180,13 @@ class Backbone(nn.Module, kw_only=True):
 
     def run(self, x: Array, stages: Sequence[str], train: bool) -> dict[str, Array]:
         """Returns the feature maps of `stages`; `x` is the input of the first one."""
+        outputs = {}
+        for name in stages:
+            x = outputs[name] = self.stage(name, x, train)
+        return outputs
+
+    def stage(self, stage: str, x: Array, train: bool) -> Array:
+        """Returns the feature map of one stage."""
         raise NotImplementedError
 
     @classmethod
