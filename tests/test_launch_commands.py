@@ -3,11 +3,13 @@
 import re
 import shlex
 
+import jax
 import numpy as np
 import pytest
 import yaml
 from processes import ROOT, command
 
+from dmljax import main
 from dmljax.train import journal
 
 CHIPS = {"4x4": 16}  # of the slices that the files and the page name
@@ -67,7 +69,9 @@ FAST = ("configs/cub_graph.py", 16)
 @pytest.mark.parametrize(
     "config, devices", [pytest.param(*x, marks=[pytest.mark.slow] * (x != FAST)) for x in RUNS]
 )
-def test_every_command_trains_with_the_devices_it_asks_for(tmp_path, config, devices):
+def test_every_command_trains_with_the_devices_it_asks_for(
+    tmp_path, monkeypatch, capsys, config, devices
+):
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(40), 10)
     images = rng.integers(0, 256, (len(labels), 12, 12, 3)).astype(np.uint8)
@@ -83,11 +87,16 @@ def test_every_command_trains_with_the_devices_it_asks_for(tmp_path, config, dev
     ]
     if config != "configs/glyphs.py":
         flags.append("--config.method.dim=16")
-    words = (f"--config={config}", *flags, f"--workdir={tmp_path / 'run'}")
-    variables = {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"}
-    completed = command(*words, cwd=ROOT, **variables)
-    assert completed.returncode == 0, completed.stdout + completed.stderr
-    assert f"on {devices} cpu devices" in completed.stdout
+    words = ["train", f"--config={config}", *flags, f"--workdir={tmp_path / 'run'}"]
+    if devices <= jax.device_count():
+        monkeypatch.chdir(ROOT)
+        assert main.main([*words, f"--config.runtime.devices={devices}"]) == 0
+        printed = capsys.readouterr().out
+    else:
+        completed = command(*words, cwd=ROOT, JAX_NUM_CPU_DEVICES=str(devices), JAX_PLATFORMS="cpu")
+        printed = completed.stdout
+        assert completed.returncode == 0, printed + completed.stderr
+    assert f"on {devices} cpu devices" in printed
     losses = [
         row["loss"] for row in journal.read(tmp_path / "run" / "metrics.jsonl") if "loss" in row
     ]

@@ -20,12 +20,9 @@ def leaking(tmp_path_factory):
         images, labels = file["images"], file["labels"]
     images[TEST] = images[TRAIN]
     np.savez(path, images=images, labels=labels)
-    fields = {
-        "steps": 100,
-        "evaluate": {"every": 100, "clustering": {"seeds": [0]}},
-        "pictures": "page",
-    }
-    fields["checkpoint"] = {"every": 100}
+    sampler = {"name": "class_balanced", "classes": 4, "per_class": 8}
+    fields = {"steps": 20, "evaluate": {"every": 20, "clustering": {"seeds": [0]}}}
+    fields |= {"sampler": sampler, "pictures": "page", "checkpoint": {"every": 20}}
     training.run(tiny(folder, **fields, runtime={"devices": 1}), folder / "run")
     return folder / "run"
 

@@ -7,7 +7,7 @@ import re
 import shutil
 
 import pytest
-from system import brief, photos, tiny
+from system import photos, tiny
 
 from dmljax import main
 from dmljax.report import page
@@ -16,14 +16,13 @@ from dmljax.runs import page as run_page
 
 
 @pytest.fixture(scope="module")
-def run_of_photos(tmp_path_factory):
+def run_of_photos(source, tmp_path_factory):
     """A run on image files, and the folder of these files."""
     folder = tmp_path_factory.mktemp("private")
     images = photos(folder)
     dataset = {"name": "folder", "root": str(images), "split": 0.5}
-    training.run(brief(folder, dataset=dataset), folder / "start")
-    start = {"start": {"name": str(folder / "start"), "takes": "backbone"}}
-    training.run(tiny(folder, dataset=dataset, pictures="page", **start), folder / "run")
+    start = {"name": str(source), "takes": "backbone"}
+    training.run(tiny(folder, dataset=dataset, pictures="page", start=start), folder / "run")
     return folder / "run", images
 
 
