@@ -6,6 +6,7 @@ from typing import Any
 
 from dmljax.commands.parser import refuse
 from dmljax.config import registry
+from dmljax.config.fields import PATHS
 from dmljax.data.splits import Splits
 from dmljax.hints import check_known, counted
 
@@ -46,7 +47,6 @@ def load(spec: dict[str, Any]) -> Splits:
 
 def write_split(bundle: Any, name: str, root: str | None, folder: str) -> None:
     """Writes the images of a split of the data set in the bundle's config to a folder."""
-    from dmljax.config.fields import PATHS
     from dmljax.data import image_files
 
     check_known("--split: there is no", [name], ("train", "test"))

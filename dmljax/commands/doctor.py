@@ -15,6 +15,7 @@ from typing import Any
 
 from dmljax.commands.dataset_flags import add_dataset, dataset_of, load
 from dmljax.config import files as config_files
+from dmljax.config.fields import named
 from dmljax.data import doctor, prepare
 
 
@@ -25,10 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     if arguments.config:
-        config = config_files.read(arguments.config, extras)
-        if not (dataset := config.get("dataset")):
-            raise ValueError(f"the config {arguments.config} sets no dataset")
-        spec = {"name": dataset} if isinstance(dataset, str) else dataset
+        spec = named(config_files.read(arguments.config, extras).get("dataset") or "")
     else:
         spec = dataset_of("doctor", arguments.dataset, extras)
     splits = load(spec)

@@ -28,10 +28,13 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):
         arguments, extras = super().parse_known_args(args, namespace)
-        values = {x: getattr(arguments, x.dest, None) for x in self._actions if x.option_strings}
-        arguments.given = [
-            x.option_strings[0] for x, v in values.items() if v not in (x.default, None)
-        ]
+        options = {x.option_strings[0]: x for x in self._actions if x.option_strings}
+        values = {name: getattr(arguments, x.dest, None) for name, x in options.items()}
+        if "" in values.values():
+            empty = next(name for name, value in values.items() if value == "")
+            self.error(f"{empty}= is empty: give it a value, or leave the flag out")
+        given = [name for name, x in options.items() if values[name] not in (x.default, None)]
+        arguments.given = given
         return arguments, extras
 
     def error(self, message: str):

@@ -54,8 +54,6 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     words = [word for word in extras if word.startswith("--config.")]
     refuse("study", [word for word in extras if word not in words])
     names, action = arguments.names, arguments.action
-    if arguments.workdir == "":
-        raise ValueError("--workdir= is empty: name the folder of the study, or leave the flag out")
     if action == "join":
         from dmljax.studies import ensembles
 

@@ -113,8 +113,6 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
 
 
 def _train(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
-    if arguments.workdir == "":
-        raise ValueError("--workdir= is empty: name the folder of the run, or leave the flag out")
     config = config_files.read(arguments.config, overrides)
     from dmljax.data import image_folders
     from dmljax.runs import ladder, training

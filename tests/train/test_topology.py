@@ -86,7 +86,7 @@ def test_without_the_plugin_for_cuda_the_line_says_what_to_install(tmp_path):
     ("flags", "words"),
     [
         (["--topology=v5e:2x4"], "--topology needs --dry-run"),
-        (["--dry-run", "--topology="], "--topology=: take TPUs such as v5e:2x4"),
+        (["--dry-run", "--topology="], "--topology= is empty"),
         (["--dry-run", "--topology=h100"], "say how many GPUs a host has, such as h100:8"),
         (["--dry-run", "--topology=b200:0x8"], "say how many GPUs a host has, such as b200:8"),
     ],
