@@ -18,16 +18,18 @@ def parse(
 
     `text` is `name=value,name=value`, or None for nothing. Names in `fixed` cannot be set.
     """
-    kinds = {n: p.annotation for n, p in inspect.signature(recipe).parameters.items()}
+    parameters = inspect.signature(recipe, eval_str=True).parameters
+    names = [name for name in parameters if name not in fixed]
     keywords: dict[str, Any] = {}
     for assignment in filter(None, (text or "").split(",")):
         name, _, value = assignment.partition("=")
-        check_known("the config has no argument", [name], [n for n in kinds if n not in fixed])
-        if kinds[name] is not str:
+        check_known("the config has no argument", [name], names)
+        kind = parameters[name].annotation
+        if kind is not str:
             with contextlib.suppress(ValueError, SyntaxError):
                 value = ast.literal_eval(value)
-        value = schema.parse(kinds[name], value, f"the argument {name}")
-        is_float = float in (kinds[name], *typing.get_args(kinds[name]))
+        value = schema.parse(kind, value, f"the argument {name}")
+        is_float = float in (kind, *typing.get_args(kind))
         keywords[name] = float(value) if is_float and value is not None else value
     return keywords
 
