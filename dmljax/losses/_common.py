@@ -192,9 +192,7 @@ def prepare(
             columns = _side(references, reference_labels, jnp.ones(len(references), bool))
         return Batch(rows, columns, None, labels, reduce_fn, tile)
     pairs: Pairs | Triplets
-    if within_batch:
-        pairs = ops.pairs(labels, where=where)
-    elif isinstance(labels, Pairs):
+    if isinstance(labels, Pairs) and not within_batch:
         pairs = Pairs(*(jnp.asarray(mask) & jnp.asarray(where)[:, None] for mask in labels))
     else:
         pairs = ops.pairs(labels, reference_labels, where=where)

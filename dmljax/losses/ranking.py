@@ -85,9 +85,7 @@ def smooth_ap(batch: Batch, *, temperature: Scalar = 0.01) -> Array:
         rank_in_positives, rank = ranks
         return jnp.sum(jnp.where(valid, rank_in_positives / rank, 0), axis=1)
 
-    total, number = _sum_over_positives(
-        precision, batch, temperature, with_self=True, among_positives=True
-    )
+    total, number = _sum_over_positives(precision, batch, temperature, with_self=True, kinds=2)
     return batch.reduce(1 - ops.divide(total, number), number > 0)
 
 
@@ -268,26 +266,17 @@ def _ahead(logits, column):
 
 
 def _sum_over_positives(
-    fn: Callable,
-    batch: Batch,
-    temperature: Scalar,
-    *params: Any,
-    with_self: bool = False,
-    among_positives: bool = False,
+    fn: Callable, batch: Batch, temperature: Scalar, *params: Any, with_self=False, kinds: int = 1
 ) -> tuple[Array, Array]:
     """Returns for each row the sum over its positives of `fn` of their soft ranks, and their count.
 
-    `fn(ranks, valid, *params)` gets the ranks of m positives `[b m]` among all pairs, after those
-    among the positives if `among_positives`, and which of them exist. `with_self` counts a row of a
-    batch that is compared with itself as one more of its positives, if it has any.
+    `fn(ranks, valid, *params)` gets the ranks of m positives `[b m]` among all pairs (`kinds=2`:
+    after those among the positives), and which of them exist. `with_self` counts a row of a batch
+    that is compared with itself as one more of its positives, if it has any.
     """
     with_self = with_self and batch.within_batch
-    in_tiles = _sum_in_rounds if batch.tile is None else _sum_in_tiles
-    return in_tiles(fn, batch, temperature, params, with_self, 1 + among_positives)
-
-
-def _sum_in_rounds(fn, batch, temperature, params, with_self, kinds):
-    """Sums over the first positive of all rows, then over the second one, and so on."""
+    if batch.tile is not None:
+        return _sum_in_tiles(fn, batch, temperature, params, with_self, kinds)
     positives = _positives_with_self(batch) if with_self else batch.pairs.positives
 
     def of_round(column, valid, logits, masks, params):

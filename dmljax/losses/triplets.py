@@ -53,11 +53,7 @@ def triplet(
     0.744
     """
     distances = distance_fn(batch.anchors, batch.references)
-
-    def entries(d_ap, d_an, d_pn):
-        return jax.nn.relu(d_ap - d_an + margin)
-
-    return _over_triplets(batch, [entries], distances)
+    return _over_triplets(batch, [lambda ap, an, pn: jax.nn.relu(ap - an + margin)], distances)
 
 
 @pair_loss(ops.mean_of_active)
@@ -82,11 +78,7 @@ def smooth_triplet(
     0.987
     """
     distances = distance_fn(batch.anchors, batch.references)
-
-    def entries(d_ap, d_an, d_pn):
-        return jax.nn.softplus(d_ap - d_an + margin)
-
-    return _over_triplets(batch, [entries], distances)
+    return _over_triplets(batch, [lambda ap, an, pn: jax.nn.softplus(ap - an + margin)], distances)
 
 
 @pair_loss(ops.mean_of_active)
@@ -164,12 +156,11 @@ def margin(
     # The terms need only d - beta.
     shifted = distance_fn(batch.anchors, batch.references) - beta
 
-    def pull(d_ap, d_an, d_pn):
-        return jax.nn.relu(d_ap + margin) + 0 * d_an  # one entry per triplet
-
-    def push(d_ap, d_an, d_pn):
-        return jax.nn.relu(margin - d_an) + 0 * d_ap
-
+    # 0 * d gives one entry per triplet.
+    pull, push = (
+        lambda ap, an, pn: jax.nn.relu(ap + margin) + 0 * an,
+        lambda ap, an, pn: jax.nn.relu(margin - an) + 0 * ap,
+    )
     return _over_triplets(batch, [pull, push], shifted)
 
 
