@@ -13,16 +13,6 @@ def cache_folder() -> pathlib.Path:
     return pathlib.Path(os.environ.get("DMLJAX_CACHE") or "~/.cache/dmljax").expanduser()
 
 
-def features_folder() -> pathlib.Path:
-    """Returns the default folder of cached features of frozen backbones."""
-    return cache_folder() / "features"
-
-
-def compiled_folder() -> pathlib.Path:
-    """Returns the folder of compiled programs. Deleting it costs only time."""
-    return cache_folder() / "compiled"
-
-
 def weights_at_hand(folder: str | os.PathLike | None = None) -> dict[str, pathlib.Path]:
     """Returns the published files on this machine by name: in `folder`, downloaded, or installed.
 
@@ -32,16 +22,15 @@ def weights_at_hand(folder: str | os.PathLike | None = None) -> dict[str, pathli
     from dmljax.weights import PUBLISHED, installed  # imports jax
     from dmljax.weights.published import file_name
 
-    def newest_first(directory: pathlib.Path) -> dict[str, pathlib.Path]:
-        candidates = {name: directory / file_name(name) for name in PUBLISHED}
-        files = {name: path for name, path in candidates.items() if path.is_file()}
-        return dict(sorted(files.items(), key=lambda item: -item[1].stat().st_mtime))
-
-    in_folder = {} if folder is None else newest_first(pathlib.Path(folder))
-    if folder is not None and not in_folder:
-        raise FileNotFoundError(
-            f"--weights={folder} must be a folder with a file of a published name, such as "
-            "clip_b32.safetensors: `dmljax weights explain NAME` prints it"
-        )
-    downloads = newest_first(cache_folder())
-    return in_folder | downloads | installed() | downloads | in_folder  # the first sets the order
+    files: dict[str, pathlib.Path] = {}
+    for directory in filter(None, (folder, cache_folder())):
+        paths = {name: pathlib.Path(directory, file_name(name)) for name in PUBLISHED}
+        present = [name for name, path in paths.items() if path.is_file()]
+        present.sort(key=lambda name: -paths[name].stat().st_mtime)
+        files = files | {name: paths[name] for name in present if name not in files}
+        if directory is folder and not files:
+            raise FileNotFoundError(
+                f"--weights={folder} must be a folder with a file of a published name, such as "
+                "clip_b32.safetensors: `dmljax weights explain NAME` prints it"
+            )
+    return files | {name: path for name, path in installed().items() if name not in files}

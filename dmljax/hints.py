@@ -1,11 +1,16 @@
-"""Parts of messages: counts with nouns, and the known names nearest to an unknown one."""
+"""Text for the reader: counts with nouns, the names nearest to an unknown one, and progress."""
 
 import difflib
+import shutil
+import sys
+import time
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 _NEAREST = 3  # names that are suggested
 _COMPARED = 5000  # names; of more, those with the first letter of the word
 _FEW = 12  # names that are all listed where none of them is near
+_SECONDS = 0.1  # between two changes of a line on a terminal
 
 
 def shown_bytes(count: int) -> str:
@@ -49,8 +54,6 @@ def hint(word: str, names: Iterable[str], *, where: str = "") -> str:
     ": did you mean 'glyphs'? All names: dmljax list datasets"
     >>> hint("gliphs", ["glyphs", "folder"])
     ": did you mean 'glyphs'? It has: folder, glyphs"
-    >>> hint("siglip2_b16", [f"siglip2_b16_{side}" for side in (224, 256, 384, 512)])
-    ": did you mean 'siglip2_b16_224' or 'siglip2_b16_256' or 'siglip2_b16_384'?"
     """
     names = sorted(names)
     count = len(names)
@@ -59,14 +62,12 @@ def hint(word: str, names: Iterable[str], *, where: str = "") -> str:
     near = [name for name in names if word and name.startswith(word)]
     near += difflib.get_close_matches(word, names, n=_NEAREST)
     near = list(dict.fromkeys(near))[:_NEAREST]
-    start = f": did you mean {' or '.join(map(repr, near))}?" if near else "."
+    text = f": did you mean {' or '.join(map(repr, near))}?" if near else "."
     if len(names) <= (_NEAREST if near else _FEW):
-        return f"{start} It has: {', '.join(names) or 'none'}"
-    everything = f" All names: {where}" if where else ""
-    if near:
-        return start + everything
-    best = difflib.get_close_matches(word, names, n=_NEAREST, cutoff=0)
-    return f". It has {count} names, such as {', '.join(best)}.{everything}".rstrip(".")
+        return f"{text} It has: {', '.join(names) or 'none'}"
+    if not near:
+        text = f". It has {count} names, such as {', '.join(names[:_NEAREST])}."
+    return f"{text} All names: {where}" if where else text.rstrip(".")
 
 
 def check_all(problems: Mapping[str, bool]) -> None:
@@ -81,3 +82,49 @@ def check_known(message: str, words: Iterable[str], names: Collection[str]) -> N
     for word in words:
         if word not in names:
             raise ValueError(f"{message} {word!r}{hint(str(word), names)}")
+
+
+class Progress:
+    """Counts from `start` to `total`, until the end of a `with` block or `close`.
+
+    On a terminal, one line with the count, a text and the remaining time. Elsewhere (a file, a
+    pipe), a line such as 'step 200/1000  loss 0.31' at the first report and at each tenth.
+    """
+
+    def __init__(self, title: str, total: int, *, start: int = 0, stream: Any = None):
+        self._title, self._total, self._count, self._start = title, total, start, start
+        self._stream, self._tenth = stream or sys.stdout, -1
+        self._begin, self._shown = time.monotonic(), 0.0
+        self._is_live = self._stream.isatty()
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the line on a terminal; the end of a `with` block does this."""
+        if self._is_live and self._shown:
+            print(file=self._stream, flush=True)
+
+    def update(self, count: int, text: str = "") -> None:
+        """Reports that `count` of the total are done."""
+        self._count, now = count, time.monotonic()
+        line = f"{self._title} {count}/{self._total}  {text}".rstrip()
+        if not self._is_live and (tenth := count * 10 // self._total) != self._tenth:
+            self._tenth = tenth
+            self.print(line)
+        elif self._is_live and (count >= self._total or now >= self._shown + _SECONDS):
+            seconds = (now - self._begin) / max(count - self._start, 1) * (self._total - count)
+            line = f"{line}  {shown_duration(seconds)} left"[: shutil.get_terminal_size().columns]
+            print(f"\r\x1b[K{line}", end="", file=self._stream, flush=True)
+            self._shown = now
+
+    def advance(self, count: int = 1) -> None:
+        """Reports that `count` more are done."""
+        self.update(self._count + count)
+
+    def print(self, line: str) -> None:
+        """Prints a line above the one that changes."""
+        print(f"\r\x1b[K{line}" if self._is_live else line, file=self._stream, flush=True)

@@ -10,7 +10,6 @@ import gc
 import importlib
 import logging as python_logging
 import os
-import select
 import signal
 import sys
 import types
@@ -33,10 +32,9 @@ _REPEAT_SECONDS = 0.02
 
 
 def _repeat_lost_interrupts() -> None:
-    """Repeats a Ctrl-C whose exception Python drops, until the exception ends the command.
+    """Repeats a Ctrl-C until its exception ends the command.
 
-    Python prints and drops every exception in a callback of the garbage collector or in a
-    destructor. JAX has such a callback, and it takes much of the time of tracing and compiling.
+    Python drops exceptions in callbacks of the garbage collector, and JAX has such a callback.
     """
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     print_exception = sys.unraisablehook
@@ -61,8 +59,9 @@ def _print_warnings_plainly() -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs the verb that `words` name, and returns the exit status."""
-    verb, words = _verb(words)
+    """Runs the verb that `words` name ('train' if the first is a flag); returns the exit status."""
+    verb, *words = words if words and not words[0].startswith("-") else ["train", *words]
+    check_known("dmljax has no command", [verb], VERBS)
     module = _module(verb)
     parser = Parser(verb, module.__doc__ or "")
     module.add_arguments(parser)
@@ -71,13 +70,6 @@ def main(words: Sequence[str]) -> int:
         logging.set_verbosity(logging.WARNING)
     with reading.trusting_modules(getattr(arguments, "trust_modules", False)):
         return module.run(arguments, extras)
-
-
-def _verb(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Returns the verb, which is 'train' where the first word is a flag, and the other words."""
-    verb, *words = words if words and not words[0].startswith("-") else ["train", *words]
-    check_known("dmljax has no command", [verb], VERBS)
-    return verb, words
 
 
 def _module(verb: str) -> types.ModuleType:
@@ -90,8 +82,6 @@ def console() -> int:
     if words == ["--version"]:
         print(f"dmljax {__version__}")
         return 0
-    if words[:1] == ["help"] and len(words) <= 2:  # `help VERB` is `VERB --help`
-        words = [*words[1:], "--help"]
     settle_environment()
     # Imports and tracing make many objects that stay: with Python's threshold of 700, looking at
     # them again and again takes a tenth of the time until the first step.
@@ -109,12 +99,7 @@ def console() -> int:
         status = main(words)
         sys.stdout.flush()
         return status
-    except BrokenPipeError as error:
-        poll = select.poll()
-        poll.register(sys.stdout.fileno(), 0)
-        if not any(event & select.POLLERR for _, event in poll.poll(0)):  # it was another pipe
-            print_error(error)
-            return 2
+    except BrokenPipeError:
         # Nobody reads the output any more, as in `dmljax list | head`. What is not written yet
         # would fail again at the end of the process.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

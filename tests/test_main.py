@@ -20,16 +20,12 @@ def test_without_arguments_the_command_lists_verbs_and_recipes():
     assert all(f"dmljax {verb} " in completed.stderr for verb in main.VERBS)
     assert "abe " in completed.stderr and "configs/glyphs.py" in completed.stderr
     assert command("--help", cwd=ROOT).stdout == completed.stderr
-    assert command("help", cwd=ROOT).stdout == completed.stderr
 
 
-def test_the_version_is_printed_and_help_explains_a_verb():
+def test_the_version_is_printed():
     assert command("--version").stdout == f"dmljax {dmljax.__version__}\n"
     words = [sys.executable, "-m", "dmljax", "--version"]
     assert subprocess.check_output(words, cwd=ROOT, text=True) == command("--version").stdout
-    assert command("help", "report").stdout == command("report", "--help").stdout != ""
-    refused = command("help", "exprt")
-    assert refused.returncode == 2 and "did you mean 'export'" in refused.stderr
 
 
 def test_every_verb_explains_itself_without_starting_jax():

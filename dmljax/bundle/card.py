@@ -16,7 +16,7 @@ from dmljax.bundle.files import Manifest, Rates, Threshold
 from dmljax.config import method
 from dmljax.config.fields import PATHS
 from dmljax.data.splits import Split
-from dmljax.files.result import Result
+from dmljax.files.run_folder import Result
 from dmljax.files.writing import finite
 from dmljax.index.nearest import SIMILARITIES
 from dmljax.metrics.significance import FEWEST_CLASSES, LEVEL, limits

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dmljax.bundle.loading import Bundle, load
-from dmljax.data import image_folders
-from dmljax.files import image_formats, machine, parts, reading
+from dmljax.data import decode, image_folders
+from dmljax.files import machine, parts, reading
 from dmljax.files import writing as files
 from dmljax.index import inputs
 from dmljax.index import parquet as vector_files
@@ -71,7 +71,7 @@ def images_below(folder: str | os.PathLike) -> list[Image]:
 def _folder(root: str | os.PathLike) -> Collection:
     images = images_below(root)
     if not images:
-        suffixes = " ".join(image_formats.SUFFIXES)
+        suffixes = " ".join(decode.SUFFIXES)
         raise FileNotFoundError(f"{root} contains no images; known suffixes are {suffixes}")
     digest = hashlib.sha256(json.dumps([image.id for image in images]).encode()).hexdigest()
     return Collection(len(images), digest, lambda rows: images[rows.start : rows.stop])

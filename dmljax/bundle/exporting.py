@@ -16,8 +16,8 @@ from dmljax import vectors
 from dmljax.bundle import card, files, loading, models, parity, preprocessing, programs
 from dmljax.data.records import Reader
 from dmljax.data.splits import Split, images_of, subset
-from dmljax.files import locks, reading
-from dmljax.files import result as results
+from dmljax.files import reading, writing
+from dmljax.files import run_folder as results
 from dmljax.files.run_folder import RunFolder
 from dmljax.files.writing import atomic_folder
 from dmljax.index.nearest import SIMILARITIES
@@ -108,8 +108,8 @@ def _check_finished(workdir: pathlib.Path) -> None:
     """Raises if a process is training in `workdir`."""
     try:
         if (lock := RunFolder(workdir).lock).exists():
-            locks.lock(lock, shared=True).close()
-    except locks.Taken as owner:
+            writing.lock(lock, shared=True).close()
+    except writing.Taken as owner:
         raise ValueError(
             f"{workdir} is still training ({owner}): wait until it has finished"
         ) from None

@@ -4,7 +4,7 @@ A bundle holds the list as JSON, never as code. The operations are those of
 `dmljax.data.transforms` that draw nothing, so pixels are bitwise as in the evaluation.
 
 Images come from strangers. Before they are decoded, as in training, the first bytes must belong to
-a format of `image_formats`, and the header must name a size within the limits, so that a small file
+a format of `decode.FORMATS`, and the header must name a size within the limits: a small file
 cannot fill the memory. The decoding time is not limited here: the service decodes in processes that
 it can kill. Imports no jax.
 """
@@ -23,7 +23,7 @@ from dmljax.bundle.errors import BadBundle, BadImage
 from dmljax.data import decode, transforms
 from dmljax.data.transforms import transform as transform_lib
 from dmljax.data.transforms.operations import OPERATIONS, Operation
-from dmljax.files import image_formats, schema
+from dmljax.files import schema
 
 _RNG = np.random.default_rng(0)  # these operations take a generator and ignore it
 MAX_BYTES = 64 << 20
@@ -200,9 +200,9 @@ def _read(path: Any) -> bytes:
 
 def opened(data: bytes) -> Image.Image:
     """Returns the image with its header read, and no pixels."""
-    known = image_formats.format_of(data)
+    known = decode.format_of(data)
     if known is None:
-        names = ", ".join(row.name for row in image_formats.FORMATS)
+        names = ", ".join(row.name for row in decode.FORMATS)
         raise BadImage(f"the file is not an image in one of {names}", kind="format")
     with _refusing(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -116,8 +116,6 @@ def _table(executor: Executor, arguments: argparse.Namespace) -> int:
 
 def _write(table, path: pathlib.Path) -> None:
     from dmljax.files.writing import write_text
-    from dmljax.studies import page, printing
+    from dmljax.studies import printing
 
-    functions = printing.as_markdown, printing.as_latex, printing.as_csv, page.as_html
-    suffix = path.suffix.removeprefix(".")
-    write_text(path, dict(zip(printing.FORMATS, functions, strict=True))[suffix](table))
+    write_text(path, printing.FORMATS[path.suffix.removeprefix(".")](table))

@@ -18,7 +18,7 @@ from dmljax.config.fields import named, options_of, short
 from dmljax.config.registry import chosen
 from dmljax.data.features import Cache
 from dmljax.files import reading
-from dmljax.files import result as results
+from dmljax.files import run_folder as results
 from dmljax.hints import check_all
 from dmljax.methods import assemble
 from dmljax.methods.base import Method, RandomMiner
@@ -210,7 +210,7 @@ def _cache(
     if (platform := jax.default_backend()) != "cpu":  # accelerators multiply with fewer digits
         about["platform"] = platform
     return Cache(
-        options.runtime.features or at_hand.features_folder(),
+        options.runtime.features or at_hand.cache_folder() / "features",
         about,
         output=output,
         evaluation=transform_of(options.eval_transform),

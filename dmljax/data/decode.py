@@ -1,4 +1,4 @@
-"""Decodes images to `uint8 [h w 3]`.
+"""The image formats that dmljax reads, and decoding to `uint8 [h w 3]`.
 
 `simplejpeg` (installed by the extra `fast`) decodes JPEGs about twice as fast as Pillow, to bitwise
 the same pixels. Pillow decodes all other formats, and JPEGs that simplejpeg does not support.
@@ -6,7 +6,9 @@ the same pixels. Pillow decodes all other formats, and JPEGs that simplejpeg doe
 
 import io
 import os
+import re
 import warnings
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -15,6 +17,39 @@ try:
     import simplejpeg
 except ImportError:
     simplejpeg = None
+
+
+class Format(NamedTuple):
+    """A format of image files.
+
+    `name` is Pillow's name, `suffixes` are lower case (new files get the first one), and `magic`
+    matches the first bytes of every file of the format.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    magic: re.Pattern[bytes]
+
+
+FORMATS = (
+    Format("JPEG", (".jpg", ".jpeg"), re.compile(rb"\xff\xd8\xff")),
+    Format("PNG", (".png",), re.compile(rb"\x89PNG\r\n\x1a\n")),
+    Format("BMP", (".bmp",), re.compile(rb"BM")),
+    Format("GIF", (".gif",), re.compile(rb"GIF8[79]a")),
+    Format("TIFF", (".tif", ".tiff"), re.compile(rb"II[*+]\0|MM\0[*+]")),
+    Format("WEBP", (".webp",), re.compile(rb"RIFF.{4}WEBP", re.DOTALL)),
+    # P1 to P3 write numbers as text: a decoder takes minutes for some small files.
+    Format("PPM", (".ppm", ".pgm"), re.compile(rb"P[4-6]\s")),
+)
+SUFFIXES = tuple(suffix for row in FORMATS for suffix in row.suffixes)
+# Formats of phones and cameras that dmljax does not read.
+UNREAD_SUFFIXES = (".heic", ".heif", ".avif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw")
+
+
+def format_of(data: bytes) -> Format | None:
+    """Returns the format of an image file by its first bytes; None if it has none of `FORMATS`."""
+    return next((row for row in FORMATS if row.magic.match(data)), None)
+
 
 _ORIENTATION = 0x0112
 _TINY = 8  # the sides of images that simplejpeg may make at 3/8 where Pillow makes them at 1/2

@@ -2,7 +2,7 @@
 
 import collections
 import concurrent.futures
-import decimal
+import contextlib
 import functools
 import hashlib
 import os
@@ -18,9 +18,8 @@ from dmljax.data.datasets import PUBLISHED
 from dmljax.data.records import Reader
 from dmljax.data.splits import Split, Splits, record_name
 from dmljax.files import machine
-from dmljax.files.progress import Progress
 from dmljax.files.writing import sha256
-from dmljax.hints import counted
+from dmljax.hints import Progress, counted
 
 _SHARED_CLASSES = ("tiny_imagenet", "mnist")  # by design, train and test have the same classes
 _EXAMPLES = 5  # names per finding
@@ -55,8 +54,16 @@ def examine(splits: Splits, *, dataset: str = "", threads: int | None = None) ->
             yield from _classes(name, split)
     hashes: dict[str, list[bytes]] = {}
     errors: list[str] = []
-    for name, split in by_name.items():
-        hashes[name] = _hashes(name, split, threads, errors)
+    with concurrent.futures.ThreadPoolExecutor(threads or machine.core_count()) as pool:
+        for name, split in by_name.items():
+            hashes[name] = []
+            read_fn = functools.partial(_read, Reader(split))
+            with Progress(name, len(split), stream=sys.stderr) as progress:
+                for i, (hash_, error) in enumerate(pool.map(read_fn, range(len(split)))):
+                    hashes[name].append(hash_)
+                    if error:
+                        errors.append(f"{record_name(split.records, i)}: {error}")
+                    progress.advance()
     problem = f"{counted(len(errors), 'image')} cannot be read"
     yield _verdict(errors, problem, "every image can be read")
     yield from _duplicates(splits, hashes)
@@ -89,25 +96,19 @@ def _count(name: str, split: Split, dataset: str) -> Finding:
 def _names(splits: Splits) -> Iterator[Finding]:
     alike = collections.defaultdict(list)
     for name in sorted({*splits.train.names, *splits.test.names}):
-        alike[_plain(name)].append(name)
+        text = " ".join(name.casefold().split())
+        with contextlib.suppress(ValueError):
+            text = str(float(text))
+        alike[text].append(name)
     if similar := [" = ".join(map(repr, names)) for names in alike.values() if len(names) > 1]:
         text = f"names of classes that differ only in case, blanks or zeros: {_examples(similar)}"
         yield Finding("note", f"{text}. If they mean one class, give its images one label")
     for name, split in splits._asdict().items():
-        numbers = [x for x in map(_plain, split.names) if isinstance(x, decimal.Decimal)]
-        if len(numbers) == len(split.names) and numbers != sorted(numbers):
-            text = f"{name}: classes are numbers in the order of text: {_examples(split.names)}"
-            yield Finding("note", f"{text}. Labels without '.0' have the order of numbers")
-
-
-def _plain(name: str) -> str | decimal.Decimal:
-    """Returns the name without case and blanks, or its value if it is a number."""
-    text = " ".join(name.casefold().split())
-    try:
-        number = decimal.Decimal(text)
-    except decimal.InvalidOperation:
-        return text
-    return number if number.is_finite() else text
+        with contextlib.suppress(ValueError):
+            numbers = list(map(float, split.names))
+            if numbers != sorted(numbers):
+                text = f"{name}: classes are numbers in the order of text: {_examples(split.names)}"
+                yield Finding("note", f"{text}. Labels without '.0' have the order of numbers")
 
 
 def _classes(name: str, split: Split) -> Iterator[Finding]:
@@ -120,22 +121,6 @@ def _classes(name: str, split: Split) -> Iterator[Finding]:
     if single := int((counts == 1).sum()):
         text += f"; {counted(single, 'class')} with one image, so no positive"
     yield Finding("note", f"{name}: the smallest classes are {text}")
-
-
-def _hashes(name: str, split: Split, threads: int | None, errors: list[str]) -> list[bytes]:
-    """Reads every image and hashes its bytes; appends errors, whose hash is empty."""
-    hashes = []
-    read_fn = functools.partial(_read, Reader(split))
-    with (
-        concurrent.futures.ThreadPoolExecutor(threads or machine.core_count()) as pool,
-        Progress(name, len(split), stream=sys.stderr) as progress,
-    ):
-        for i, (digest, error) in enumerate(pool.map(read_fn, range(len(split)))):
-            hashes.append(digest)
-            if error:
-                errors.append(f"{record_name(split.records, i)}: {error}")
-            progress.advance()
-    return hashes
 
 
 def _read(reader: Reader, i: int) -> tuple[bytes, str]:

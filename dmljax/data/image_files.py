@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from dmljax.data.decode import file_bytes, to_pil
+from dmljax.data import decode
 from dmljax.data.records import Reader
 from dmljax.data.splits import Split
-from dmljax.files import image_formats
 from dmljax.files import writing as files
 
 _MARKER = ".dmljax.json"  # describes the content; hidden files are not read as images
@@ -79,11 +78,11 @@ def encoded(split: Split, i: int, read_fn: Callable[[int], np.ndarray]) -> tuple
     record = split.records[i]
     if split.boxes is None and not isinstance(record, np.ndarray):
         if isinstance(record, bytes):
-            data, found = record, image_formats.format_of(record)
+            data, found = record, decode.format_of(record)
             suffix = found.suffixes[0] if found else ""
         else:
             data = pathlib.Path(record).read_bytes()
             suffix = pathlib.Path(record).suffix.lower()
-        if suffix in image_formats.SUFFIXES:
+        if suffix in decode.SUFFIXES:
             return data, suffix
-    return file_bytes(to_pil(read_fn(i)), "PNG"), ".png"
+    return decode.file_bytes(decode.to_pil(read_fn(i)), "PNG"), ".png"

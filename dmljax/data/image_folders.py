@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from absl import logging
 
+from dmljax.data import decode
 from dmljax.data.splits import Split, Splits, divide, encode
-from dmljax.files import image_formats
 from dmljax.hints import counted
 
 _VALIDATION = ("val", "valid", "validation")  # folders that are not classes
@@ -71,12 +71,12 @@ def _check_folders(folder: pathlib.Path, split: float | Sequence[str] | None) ->
                 f"has train/ and {name}/, which are not classes, and no test/: rename {name}/ to "
                 "test/, or move it away"
             )
-    for name, other in (("train", "test"), ("test", "train")):
-        if present == {name} and any(x.is_dir() for x in (folder / name).iterdir()):
-            problem = (
-                f"has {name}/ and no {other}/: add it, with other classes, or name "
-                f"{folder / name}, whose classes are then divided"
-            )
+    (name,) = present if len(present) == 1 else ("",)
+    if name in ("train", "test") and any(x.is_dir() for x in (folder / name).iterdir()):
+        problem = (
+            f"has {name}/ and no other of train/ and test/: add it, with other classes, or name "
+            f"{folder / name}, whose classes are then divided"
+        )
     if problem:
         raise ValueError(f"folder: {folder} {problem}")
     return names
@@ -114,12 +114,11 @@ def _labeled_paths(root: pathlib.Path) -> list[tuple[str, str]]:
         ) from error
     outside = counted(len(files.images), "image")
     if not labeled_paths:
-        note = f" ({outside} directly in it)" if files.images else ""
-        text = f", only {_unread_text(files.unread)}"
-        if not files.unread:
-            text = ": put the images of each class in a separate folder; known suffixes are "
-            text += " ".join(image_formats.SUFFIXES)
-        raise FileNotFoundError(f"folder: {root} contains no folder of images{note}{text}")
+        text = f"put the images of each class in a separate folder ({' '.join(decode.SUFFIXES)})"
+        text = f"only {_unread_text(files.unread)}" if files.unread else text
+        raise FileNotFoundError(
+            f"folder: {root} contains no folder of images and {outside} directly in it: {text}"
+        )
     files.warn(root)
     if files.images:
         logging.warning("%s: ignoring %s outside of class folders", root, outside)
@@ -162,10 +161,7 @@ def find_folder(
 
 
 class _Files(NamedTuple):
-    """What lies below a folder: images, images in other formats, and links that are not followed.
-
-    A link is its path and the folder that it leads back to.
-    """
+    """What lies below a folder; `links` are not followed, and lead back to the second path."""
 
     images: list[str]
     unread: list[str]
@@ -215,9 +211,9 @@ def _files(folder: pathlib.Path, *, below: bool = True) -> _Files:
                     to_visit.append(entry.path)
                 elif not (entry.is_file() or entry.is_symlink()):
                     continue  # reading a pipe would wait for ever
-                elif entry.name.lower().endswith(image_formats.SUFFIXES):
+                elif entry.name.lower().endswith(decode.SUFFIXES):
                     files.images.append(entry.path)
-                elif entry.name.lower().endswith(image_formats.UNREAD_SUFFIXES):
+                elif entry.name.lower().endswith(decode.UNREAD_SUFFIXES):
                     files.unread.append(entry.path)
     return files
 

@@ -113,6 +113,8 @@ def train(
     workers: int = 0,
     cache: bool = False,
     unreadable: str = "raise",
+    shapes: Sequence[tuple[int, ...]] | None = None,
+    sources: np.ndarray | None = None,
 ) -> Batches:
     """Yields training batches without end. To start at a later step takes no extra time.
 
@@ -125,50 +127,22 @@ def train(
     With `unreadable='skip'`, the next readable image of the class replaces an image that cannot be
     read; if the class has none, one of another class, with its label. `Batches.skipped` counts
     such images.
+
+    With `shapes` and `sources` of `batches.PlannedBatch`, batches have no pixels, for devices that
+    hold the images; no image is read.
     """
     groups = _groups(split)
     transform = transform_lib.bind(transform_fn)
-    batch_fn = TrainBatch(
-        reader=Reader(split, cache, least_side=transform.least_side),
-        transform=transform,
-        sample_fn=sample_fn,
-        seed=seed,
-        **_share(len(sample_fn(groups, seed=seed, step=start)), host, hosts, padded, unreadable),
-    )
+    size = len(sample_fn(groups, seed=seed, step=start))
+    share = _share(size, host, hosts, padded, unreadable)
+    share |= {"transform": transform, "sample_fn": sample_fn, "seed": seed}
+    batch_fn: Callable[[int], dict[str, np.ndarray]]
+    if shapes is None or sources is None:
+        batch_fn = TrainBatch(reader=Reader(split, cache, least_side=transform.least_side), **share)
+    else:
+        del share["skip"]
+        batch_fn = PlannedBatch(shapes=shapes, sources=sources, labels=split.labels, **share)
     iterator = _in_background(batch_fn, start, _ENDLESS, threads, workers)
-    return Batches(iterator, split)
-
-
-def planned(
-    split: Split,
-    *,
-    transform: transform_lib.Transform,
-    shapes: Sequence[tuple[int, ...]],
-    sources: np.ndarray,
-    sample_fn: Callable[..., np.ndarray],
-    seed: int,
-    start: int = 0,
-    host: int = 0,
-    hosts: int = 1,
-    padded: int | None = None,
-    workers: int = 0,
-) -> Batches:
-    """Yields the batches of `train` without pixels, for devices that hold the images.
-
-    `transform`, `shapes` and `sources` are as in `batches.PlannedBatch`; no image is read.
-    """
-    groups = _groups(split)
-    share = _share(len(sample_fn(groups, seed=seed, step=start)), host, hosts, padded, "raise")
-    batch_fn = PlannedBatch(
-        transform=transform,
-        shapes=shapes,
-        sources=sources,
-        labels=split.labels,
-        sample_fn=sample_fn,
-        seed=seed,
-        **{name: share[name] for name in ("size", "offset", "global_size")},
-    )
-    iterator = _in_background(batch_fn, start, _ENDLESS, None, workers)
     return Batches(iterator, split)
 
 

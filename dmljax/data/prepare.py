@@ -19,7 +19,7 @@ from dmljax.data.splits import Split, Splits, record_name
 from dmljax.data.transforms import operations as transforms
 from dmljax.files import machine, reading
 from dmljax.files import writing as files
-from dmljax.files.progress import Progress
+from dmljax.hints import Progress, check_known
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -50,17 +50,17 @@ def prepare(
     small enough already are copied byte for byte. `settings` describes where `splits` come from. An
     interrupted call continues if it is repeated with the same arguments.
     """
-    settings = {
-        **settings,
-        "size": size,
-        "geometry": geometry,
-        "quality": quality,
-        "shard_size": shard_size,
-        "unreadable": unreadable,
-    }
-    if problem := _problem(splits, settings):
-        raise ValueError(problem)
-    settings["source"] = digest(splits)
+    check_known("prepare has no geometry", [geometry], GEOMETRIES)
+    check_known("`unreadable` has no value", [unreadable], ("raise", "skip"))
+    if size < 16 or not 1 <= quality <= 100 or shard_size < 1:
+        raise ValueError(
+            f"`size` must be 16 or more, `quality` from 1 to 100 and `shard_size` 1 or more, got "
+            f"{size}, {quality} and {shard_size}"
+        )
+    if any(isinstance(split.records, np.ndarray) for split in splits):
+        raise ValueError("this data set is an array in memory: there is nothing to prepare")
+    settings = {**settings, "size": size, "geometry": geometry, "quality": quality}
+    settings |= {"shard_size": shard_size, "unreadable": unreadable, "source": digest(splits)}
     out = pathlib.Path(out).expanduser()
     finished = _open(out, settings)
     manifest: dict[str, Any] = {"format": FORMAT, "settings": settings, "splits": {}}
@@ -86,32 +86,11 @@ def prepare(
     return manifest
 
 
-def _problem(splits: Splits, settings: dict[str, Any]) -> str:
-    """Returns what is wrong with the settings of `prepare`; "" if nothing is."""
-    geometry, unreadable = settings["geometry"], settings["unreadable"]
-    size, quality, shard_size = (settings[name] for name in ("size", "quality", "shard_size"))
-    if geometry not in GEOMETRIES:
-        return f"geometry must be one of {', '.join(GEOMETRIES)}, not {geometry!r}"
-    if size < 16 or not 1 <= quality <= 100 or shard_size < 1:
-        return (
-            f"size {size}, quality {quality}, shard_size {shard_size}: they must be at least 16, "
-            "between 1 and 100, and at least 1"
-        )
-    if unreadable not in ("raise", "skip"):
-        return f"unreadable must be 'raise' or 'skip', not {unreadable!r}"
-    if any(isinstance(split.records, np.ndarray) for split in splits):
-        return "this data set is an array in memory: there is nothing to prepare"
-    return ""
-
-
 def _open(out: pathlib.Path, settings: dict[str, Any]) -> dict[str, dict]:
     """Creates `out`, or returns the shards that an earlier run with these settings has finished."""
     if not (out / _PROGRESS).exists():
         # A killed run may have left a temporary file of the first write.
-        is_new = not out.exists() or (
-            out.is_dir() and all(path.match(f"{_PROGRESS}.*.tmp") for path in out.iterdir())
-        )
-        if not is_new:
+        if out.exists() and not (out.is_dir() and all(x.suffix == ".tmp" for x in out.iterdir())):
             raise FileExistsError(f"--out={out} is not an empty folder: choose another one")
         files.make_folder(out)
         files.write_json(out / _PROGRESS, {"settings": settings, "shards": {}})
@@ -125,11 +104,7 @@ def _open(out: pathlib.Path, settings: dict[str, Any]) -> dict[str, dict]:
         )
     for leftover in out.glob("*.tmp"):
         leftover.unlink()
-    return {
-        file: shard
-        for file, shard in earlier["shards"].items()
-        if (out / file).exists() and files.sha256(out / file) == shard["sha256"]
-    }
+    return earlier["shards"]
 
 
 def _write_shard(
@@ -205,6 +180,7 @@ def _summary(split: Split, shards: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns the entry of a split in the manifest."""
     rows = [row for shard in shards for row in shard["rows"]]
     marks = {name: getattr(split, name) for name in MARKS}
+    kept = ("file", "count", "bytes", "sha256")
     return {
         "count": len(rows),
         "classes": len(split.names),
@@ -212,9 +188,7 @@ def _summary(split: Split, shards: list[dict[str, Any]]) -> dict[str, Any]:
         "labels": split.labels[rows].tolist(),
         **{name: None if mark is None else mark[rows].tolist() for name, mark in marks.items()},
         "skipped": [name for shard in shards for name in shard["skipped"]],
-        "shards": [
-            {key: shard[key] for key in ("file", "count", "bytes", "sha256")} for shard in shards
-        ],
+        "shards": [{key: shard[key] for key in kept} for shard in shards],
     }
 
 
@@ -238,21 +212,17 @@ def manifest(root: str | os.PathLike) -> dict:
 def prepared(*, root: str | os.PathLike) -> Splits:
     """Reads a data set that `prepare` wrote to `root`, with labels and marks of its source."""
     root = pathlib.Path(root).expanduser()
-    splits = []
+    splits, content = [], manifest(root)
     for name in Splits._fields:
-        entry = manifest(root)["splits"][name]
-        shards = [root / shard["file"] for shard in entry["shards"]]
-        for path, shard in zip(shards, entry["shards"], strict=True):
+        entry = content["splits"][name]
+        for shard in entry["shards"]:
+            path = root / shard["file"]
             if not path.is_file() or path.stat().st_size != shard["bytes"]:
                 raise FileNotFoundError(
                     f"prepared: {path} is missing or its size is not {shard['bytes']} bytes: "
                     f"delete it and {MANIFEST}, then run the same prepare again"
                 )
-        marks = {
-            mark: np.array(entry[mark], dtype)
-            for mark, dtype in MARKS.items()
-            if entry[mark] is not None
-        }
-        records = ArrayRecords(shards)
+        marks = {x: np.array(entry[x], t) for x, t in MARKS.items() if entry[x] is not None}
+        records = ArrayRecords([root / shard["file"] for shard in entry["shards"]])
         splits.append(Split(records, entry["labels"], tuple(entry["names"]), **marks))
     return Splits(*splits)

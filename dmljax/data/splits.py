@@ -238,17 +238,13 @@ def repeated(split: Split, times: int) -> Split:
 
 def images_of(split: Split) -> Split:
     """Returns the split with images as records, where its records are features of images."""
-    if isinstance(selection := split.records, _Selection):
-        images = getattr(selection.records, "images", None)
-        if images is None:
-            return split
-        records = select(images.records, selection.indices)
-        boxes = None if images.boxes is None else images.boxes[selection.indices]
-        return dataclasses.replace(split, records=records, boxes=boxes)
-    images = getattr(split.records, "images", None)
+    rows = split.records.indices if isinstance(split.records, _Selection) else None
+    images = getattr(split.records if rows is None else split.records.records, "images", None)
     if images is None:
         return split
-    return dataclasses.replace(split, records=images.records, boxes=images.boxes)
+    records = images.records if rows is None else select(images.records, rows)
+    boxes = images.boxes if rows is None or images.boxes is None else images.boxes[rows]
+    return dataclasses.replace(split, records=records, boxes=boxes)
 
 
 def divide(split: Split, *, train: float | Sequence[str]) -> Splits:

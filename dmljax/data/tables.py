@@ -216,34 +216,29 @@ def _array_problem(data: Mapping[str, np.ndarray]) -> str:
     if missing := [name for name in ("images", "labels") if name not in data]:
         return f"it has no array {missing[0]!r}"
     images, labels = data["images"], data["labels"]
-    if images.dtype != np.uint8 or images.ndim not in (3, 4):
-        return f"images must be uint8 [n h w] or [n h w c], got {images.dtype} {images.shape}"
-    if images.ndim == 4 and images.shape[3] not in (1, 3):
+    is_image = images.ndim == 3 or (images.ndim == 4 and images.shape[3] in (1, 3))
+    if images.dtype != np.uint8 or not is_image or (len(images) and not images.size):
         return (
-            f"images must have 1 or 3 channels, got shape {images.shape}; channels come last: "
-            "np.moveaxis(images, 1, -1)"
+            "images must be uint8 [n h w], [n h w 1] or [n h w 3] with pixels, got "
+            f"{images.dtype} {images.shape}; for channels first: np.moveaxis(images, 1, -1)"
         )
-    if len(images) and not images.size:
-        return f"images {images.shape} have no pixels"
     if labels.shape != (len(images),) or not np.issubdtype(labels.dtype, np.integer):
         return (
             f"labels must be {len(images)} integers, got {labels.dtype} {labels.shape}; for text: "
             "class_names, labels = np.unique(labels, return_inverse=True)"
         )
     low, high = (labels.min(), labels.max()) if len(labels) else (0, -1)
-    if low < 0:
-        return f"labels must be 0 or more, got {low}: leave out images without a class"
     names = list(map(str, data.get("class_names", np.unique(labels)).ravel()))
-    if "class_names" in data and high >= len(names):
-        return f"labels run from {low} to {high}, but class_names has {counted(len(names), 'name')}"
+    if low < 0 or ("class_names" in data and high >= len(names)):
+        return (
+            f"labels run from {low} to {high}, but must be 0 or more and index "
+            f"{counted(len(names), 'name')}: leave out images without a class"
+        )
     if len(set(names)) < len(names):
         name, _ = collections.Counter(names).most_common(1)[0]
         return f"class_names has {name!r} more than once: give each class a name of its own"
-    is_test = data.get("class_is_test")
-    if is_test is not None and not (
-        is_test.shape == (len(names),)
-        and is_test.dtype.kind in "biuf"
-        and np.isin(is_test, (0, 1)).all()
-    ):
+    is_test = data.get("class_is_test", np.zeros(len(names), bool))
+    is_mark = is_test.shape == (len(names),) and is_test.dtype.kind in "biuf"
+    if not is_mark or not np.isin(is_test, (0, 1)).all():
         return f"class_is_test must be True or False for each of {len(names)} classes"
     return ""

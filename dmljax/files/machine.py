@@ -1,7 +1,7 @@
 """Cores and memory that this process may use, and freed memory that it keeps.
 
-Containers and batch jobs limit a process by its control groups. See
-https://docs.kernel.org/admin-guide/cgroup-v2.html and, for version 1, cgroup-v1/ there.
+Containers and batch jobs limit a process by its control groups, of version 2:
+https://docs.kernel.org/admin-guide/cgroup-v2.html
 """
 
 import contextlib
@@ -12,12 +12,6 @@ import pathlib
 from collections.abc import Iterator
 
 _ROOT = pathlib.Path("/")
-# Files of control groups, of version 2 and of version 1.
-_CPU_FILES = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
-_MEMORY_FILES = (
-    ("memory.max", "memory.current"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-)
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -3, -4, -8  # of mallopt
 
 
@@ -28,9 +22,10 @@ def core_count(root: pathlib.Path = _ROOT) -> int:
     fraction of the time of all cores: a limit of 1.5 counts as two cores.
     """
     counts = [_scheduler_cores()]
-    for words in _limits("cpu", _CPU_FILES, root):
-        if words[0].isdigit():  # not "max", nor -1
-            counts.append(max(1, math.ceil(int(words[0]) / int(words[1]))))
+    for group in _groups(root):
+        quota, *period = _text(group / "cpu.max").split() or ["max"]
+        if quota != "max":
+            counts.append(max(1, math.ceil(int(quota) / int(period[0]))))
     return min(counts)
 
 
@@ -47,32 +42,23 @@ def free_memory(root: pathlib.Path = _ROOT) -> int:
     machine = _table(root / "proc/meminfo").get("MemAvailable:")
     pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     remaining = [pages if machine is None else machine << 10]
-    for limit, used, *files in _limits("memory", _MEMORY_FILES, root):
-        if limit.isdigit():
-            remaining.append(max(0, int(limit) - int(used) + int(files[0])))
+    for group in _groups(root):
+        limit, used = (_text(group / f"memory.{name}").strip() for name in ("max", "current"))
+        if limit.isdigit() and used:
+            files = _table(group / "memory.stat").get("inactive_file", 0)
+            remaining.append(max(0, int(limit) - int(used) + files))
     return min(remaining)
 
 
-def _limits(
-    controller: str, versions: tuple[tuple[str, ...], ...], root: pathlib.Path
-) -> Iterator[list[str]]:
-    """Yields the words of the files of each group of this process, and of its parents.
+def _groups(root: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields the folders of the control group of this process and of its parents.
 
-    The last word is the memory of inactive files. In a container, the folders show its own group as
-    the topmost one.
+    In a container, the folders show its own group as the topmost one.
     """
     for line in _text(root / "proc/self/cgroup").splitlines():
-        kinds, path = line.split(":", 2)[1:]
-        for kind in {"", controller}.intersection(kinds.split(",")):
-            names = pathlib.PurePosixPath(path.lstrip("/"))
-            for group in [names, *names.parents]:
-                folder = root / "sys/fs/cgroup" / kind / group
-                statistics = _table(folder / "memory.stat")
-                files = statistics.get("total_inactive_file", statistics.get("inactive_file", 0))
-                for version in versions:
-                    words = " ".join(_text(folder / name) for name in version).split()
-                    if len(words) == 2:
-                        yield [*words, str(files)]
+        if line.startswith("0::/"):
+            group = pathlib.PurePosixPath(line.removeprefix("0::/"))
+            yield from (root / "sys/fs/cgroup" / name for name in (group, *group.parents))
 
 
 def _table(path: pathlib.Path) -> dict[str, int]:

@@ -17,10 +17,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dmljax.files import locks, reading
-from dmljax.files.writing import make_folder, sha256, sync, write_json
+from dmljax.files import reading
+from dmljax.files.writing import Taken, lock, make_folder, sha256, sync, write_json
 
-TASK, PROGRESS = "shards.json", "progress.json"
+TASK = "shards.json"
 _PART, _LOCK = "part.json", "shards.lock"
 
 
@@ -68,13 +68,21 @@ def claimed(
     `task` is JSON: what all parts have in common, such as the digest of the model. `out` must be
     new or empty, or begun with the same number of parts and the same task.
     """
-    out = pathlib.Path(out)
+    out, task = pathlib.Path(out), {"parts": shard.count, **task}
     make_folder(out)
-    _begin(out, {"parts": shard.count, **task})
+    with lock(out / _LOCK, wait=True):
+        if not (out / TASK).exists():
+            if any(path.name != _LOCK and path.suffix != ".tmp" for path in out.iterdir()):
+                raise FileExistsError(f"{out} is not empty: choose another folder")
+            write_json(out / TASK, task, indent=1)
+        first = reading.json_file(out / TASK)
+    if names := [name for name in {**first, **task} if first.get(name) != task.get(name)]:
+        values = ", ".join(f"{x} ({first.get(x)}, not {task.get(x)})" for x in names)
+        raise ValueError(f"{out} was begun with another value of {values}: choose another folder")
     folder = out / shard.folder
     try:
-        file = locks.lock(out / f"{shard.folder}.lock")
-    except locks.Taken as owner:
+        file = lock(out / f"{shard.folder}.lock")
+    except Taken as owner:
         raise ValueError(f"{shard.folder} in {out} is being written by {owner}") from None
     with file:
         make_folder(folder)
@@ -83,31 +91,14 @@ def claimed(
         yield folder
 
 
-def _begin(out: pathlib.Path, task: dict[str, Any]) -> None:
-    """Writes the task of all parts, or compares it with what the first part wrote."""
-    with locks.lock(out / _LOCK, wait=True):
-        if not (out / TASK).exists():
-            if any(path.name != _LOCK and path.suffix != ".tmp" for path in out.iterdir()):
-                raise FileExistsError(f"{out} is not empty: choose another folder")
-            write_json(out / TASK, task, indent=1)
-        first = reading.json_file(out / TASK)
-    names = [name for name in {**first, **task} if first.get(name) != task.get(name)]
-    if names:
-        values = ", ".join(f"{x} ({first.get(x)}, not {task.get(x)})" for x in names)
-        raise ValueError(f"{out} was begun with another value of {values}: choose another folder")
-
-
 def is_complete(folder: pathlib.Path) -> bool:
     """Returns whether the part in `folder`, which `claimed` gave, is complete."""
     return (folder / _PART).exists()
 
 
 def finish(folder: pathlib.Path, *, rows: range, **facts: Any) -> None:
-    """Writes `part.json` with the digests of all files in `folder`: the part is complete.
-
-    `progress.json` is not part of it; whoever wrote that file deletes it afterwards.
-    """
-    files = [path for path in sorted(folder.iterdir()) if path.name != PROGRESS]
+    """Writes `part.json` with the digests of all files in `folder`: the part is complete."""
+    files = sorted(folder.iterdir())
     for file in files:
         sync(file)
     content = {"task": reading.json_file(folder.parent / TASK), "rows": [rows.start, rows.stop]}
@@ -116,45 +107,37 @@ def finish(folder: pathlib.Path, *, rows: range, **facts: Any) -> None:
 
 
 def state(out: str | os.PathLike) -> dict[str, Any]:
-    """Returns the task, the facts of complete parts (`folders`) and names of others (`missing`)."""
-    out = pathlib.Path(out)
-    try:
-        task = reading.json_file(out / TASK)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{out} lacks {TASK}: it is not a folder of parts") from None
+    """Returns the task, the facts of complete parts (`folders`) and names of others (`missing`).
+
+    A part of another task is missing, too.
+    """
+    task = reading.json_file(pathlib.Path(out, TASK))
     folders, missing = [], []
     for shard in (Shard(i, task["parts"]) for i in range(task["parts"])):
-        if not is_complete(out / shard.folder):
+        part = reading.json_object_or_empty(pathlib.Path(out, shard.folder, _PART))
+        if part.pop("task", None) == task:
+            folders.append({"folder": shard.folder, **part})
+        else:
             missing.append(shard.folder)
-            continue
-        part = reading.json_file(out / shard.folder / _PART)
-        if part.pop("task") != task:
-            raise ValueError(
-                f"{shard.folder} in {out} is a part of something else: delete it and run "
-                f"--shard={shard} again"
-            )
-        folders.append({"folder": shard.folder, **part})
     return {**task, "folders": folders, "missing": missing}
 
 
 def read(out: str | os.PathLike, *, verify: bool = False) -> dict[str, Any]:
     """Returns the `state` of a complete folder; raises, with their names, if parts are missing.
 
-    With `verify`, every file is compared with its SHA-256.
+    With `verify`, a part is missing if one of its files differs from its SHA-256.
     """
     content = state(out)
-    if missing := content["missing"]:
-        names = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" * (len(missing) > 8))
-        raise ValueError(
-            f"{out} is not complete: {names} missing; run their commands "
-            f"(--shard=I/{content['parts']}) again"
-        )
+    missing = content["missing"]
     for part in content["folders"] if verify else ():
         for name, digest in part["files"].items():
             path = pathlib.Path(out, part["folder"], name)
             if not path.exists() or sha256(path) != digest:
-                raise ValueError(
-                    f"{path} is missing or differs from its SHA-256: delete {path.parent} and run "
-                    "its command again"
-                )
+                missing.append(f"{part['folder']} ({name})")
+    if missing:
+        names = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" * (len(missing) > 8))
+        raise ValueError(
+            f"{out} is not complete: {names} missing, damaged or of another task; delete them and "
+            f"run their commands (--shard=I/{content['parts']}) again"
+        )
     return content

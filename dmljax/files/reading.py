@@ -7,10 +7,10 @@ import json
 import math
 import os
 import pathlib
-import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
+from dmljax.files import schema
 from dmljax.files.run_folder import RunFolder
 
 _LEVELS = 100  # of lists and objects
@@ -77,11 +77,11 @@ def json_value(text: str | bytes) -> Any:
     raise ValueError(f"it is nested deeper than {_LEVELS} levels")
 
 
-def json_file(path: str | os.PathLike) -> Any:
-    """Reads a JSON file by `json_value`; raises ValueError with its path if it is damaged."""
+def json_file(path: str | os.PathLike, kind: Any = Any) -> Any:
+    """Reads a JSON file as the type `kind`; raises ValueError with its path if it is damaged."""
     text = pathlib.Path(path).read_bytes()
     try:
-        return json_value(text)
+        return schema.parse(kind, json_value(text))
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
 
@@ -89,38 +89,21 @@ def json_file(path: str | os.PathLike) -> Any:
 def json_object_or_empty(path: str | os.PathLike) -> dict[str, Any]:
     """Reads an object from a JSON file; returns {} if there is none or it cannot be read."""
     try:
-        content = json_file(path)
+        return json_file(path, dict[str, Any])
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
-
-
-def check_types(content: Any, fields: Mapping[str, type | types.UnionType]) -> None:
-    """Raises ValueError unless `content` is an object with these fields, of these types."""
-    if not isinstance(content, dict):
-        raise ValueError("it is not an object with named fields")
-    for name, kind in fields.items():
-        if name not in content:
-            raise ValueError(f"it has no field {name!r}")
-        value = content[name]
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
-            known = str(getattr(kind, "__name__", kind))
-            raise ValueError(f"its field {name!r} is {value!r:.60}, not of the type {known}")
 
 
 def json_lines(path: str | os.PathLike) -> list[dict[str, Any]]:
     """Reads the lines of a `.jsonl` file that have a step; skips torn lines of a live run."""
-    try:
-        texts = pathlib.Path(path).read_text().splitlines()
-    except (OSError, ValueError):
-        return []
     lines = []
-    for text in texts:
-        with contextlib.suppress(ValueError):
-            lines.append(json_value(text))
-    steps = [line.get("step") if isinstance(line, dict) else None for line in lines]
-    is_step = [isinstance(step, int | float) and math.isfinite(step) for step in steps]
-    return list(itertools.compress(lines, is_step))
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        for text in pathlib.Path(path).read_text().splitlines():
+            with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
+                line = json_value(text)
+                if math.isfinite(line["step"]):
+                    lines.append(line)
+    return lines
 
 
 def chosen_run(workdir: str | os.PathLike) -> pathlib.Path:
@@ -135,21 +118,19 @@ def chosen_run(workdir: str | os.PathLike) -> pathlib.Path:
             f"{folder} is a bundle, and this command reads the folder of the run that it was "
             "exported from. Bundles are read by dmljax bundle check, embed, index, search and serve"
         )
-    try:
-        ladder = json_value(files.ladder.read_text())
-        chosen = folder / ladder["chosen"]
-        is_chosen = any(row["folder"] and row["is_kept"] for row in ladder["rows"])
-    except (FileNotFoundError, NotADirectoryError):
+    if not files.ladder.is_file():
         if json_object_or_empty(files.config).get("ladder"):
             raise ValueError(
                 f"the ladder in {folder} is not finished: the same command continues it. Each step "
                 f"is a run in its own folder in {folder}"
-            ) from None
+            )
         return folder
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{files.ladder} is damaged ({error}): the command of the run writes it again"
-        ) from error
+    ladder = json_file(files.ladder, dict[str, Any])
+    try:
+        chosen = folder / ladder["chosen"]
+        is_chosen = any(row["folder"] and row["is_kept"] for row in ladder["rows"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{files.ladder} is damaged: {error!r}") from error
     if not is_chosen:
         advice = ladder.get("frozen", "`dmljax export --net=...` makes a bundle of that backbone")
         raise ValueError(
@@ -169,10 +150,6 @@ def object_of_run(path: pathlib.Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path.parent} holds no run: {path} is missing")
     try:
-        content = json_value(path.read_bytes())
-        check_types(content, {})
-        return marked(content, path)
+        return marked(json_file(path, dict[str, Any]), path)
     except ValueError as error:
-        raise ValueError(
-            f"{path} is damaged ({error}): restore it, or make the run again with --overwrite"
-        ) from error
+        raise ValueError(f"{error}: restore it, or make the run again with --overwrite") from error

@@ -1,7 +1,8 @@
-"""Files that are written completely or not at all, and their hashes."""
+"""Files that are written completely or not at all, their hashes, and locks."""
 
 import contextlib
 import errno
+import fcntl
 import functools
 import hashlib
 import json
@@ -83,7 +84,11 @@ def write_json(path: str | os.PathLike, content: Any, *, indent: int | None = No
 
 
 def finite(value: Any) -> Any:
-    """Returns the value; None for NaN and infinity, which JSON lacks."""
+    """Returns plain data with None in place of NaN and infinity, which JSON lacks."""
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -127,23 +132,50 @@ def json_digest(content: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def sha256(path: str | os.PathLike) -> str:
-    """Returns the SHA-256 of a file, in hexadecimal digits."""
-    return _hash(path, "sha256")
+def sha256(path: str | os.PathLike, algorithm: str = "sha256") -> str:
+    """Returns the SHA-256 of a file, or another hash, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 def digest_once(path: str | os.PathLike, algorithm: str = "sha256") -> str:
     """Returns the hash of a large file, computed once per process unless the file changes."""
     file = os.stat(path)
     state = (file.st_size, file.st_mtime_ns, file.st_ino)
-    return _hash_of_state(os.path.realpath(path), algorithm, state)
+    return _hash_of_state(os.path.realpath(path), algorithm, *state)
 
 
 @functools.lru_cache(maxsize=64)
-def _hash_of_state(path: str, algorithm: str, state: tuple[int, ...]) -> str:
-    return _hash(path, algorithm)
+def _hash_of_state(path: str, algorithm: str, *state: int) -> str:
+    return sha256(path, algorithm)
 
 
-def _hash(path: str | os.PathLike, algorithm: str) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, algorithm).hexdigest()
+class Taken(Exception):
+    """Another process holds the lock. The message names the owner if it is known."""
+
+
+def lock(path: pathlib.Path, *, shared: bool = False, wait: bool = False) -> IO[str]:
+    """Locks the file `path`, and returns it open: closing the file releases the lock.
+
+    An exclusive lock writes the process and the host into the file, and `Taken` names them.
+    `shared` locks only exclude exclusive locks. With `wait`, the call waits until the lock is free.
+    A child process that inherits the file also holds the lock.
+    """
+    # The file may be read-only; NFS gives shared locks only on files that can be read.
+    file = path.open("r" if shared and path.exists() else "a+")
+    try:
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.flock(file, kind | (0 if wait else fcntl.LOCK_NB))
+        if not shared:
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {os.uname().nodename}")
+            file.flush()
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.read().strip() or "another process"
+        file.close()
+        raise Taken(owner) from None
+    except BaseException:
+        file.close()
+        raise
+    return file

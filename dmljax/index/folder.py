@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from typing import IO
 
-from dmljax.files import locks, reading
+from dmljax.files import reading
 from dmljax.files import writing as files
 from dmljax.index import inputs
 from dmljax.index.inputs import Damaged, InvalidInput, Locked, Unavailable
@@ -33,8 +33,8 @@ def name_of(generation: int) -> str:
 def locked(folder: pathlib.Path) -> Iterator[IO[str]]:
     """Excludes other writers for as long as the file is open. An error in the block closes it."""
     try:
-        lock = locks.lock(folder / "writer.lock")
-    except locks.Taken as owner:
+        lock = files.lock(folder / "writer.lock")
+    except files.Taken as owner:
         raise Locked(
             f"{folder} is being written by {owner}: wait for it, or end it; reading is possible"
         ) from None

@@ -15,8 +15,7 @@ import numpy as np
 
 from dmljax.config.fields import PATHS
 from dmljax.files import reading
-from dmljax.files.result import Result, read_if_any
-from dmljax.files.run_folder import RunFolder
+from dmljax.files.run_folder import Result, RunFolder, read_if_any
 from dmljax.hints import shown_duration
 
 _COLUMNS = 560  # pixels of a chart: each column keeps the smallest and the largest value

@@ -16,9 +16,9 @@ from dmljax.config import files as config_files
 from dmljax.config.build import build
 from dmljax.config.fields import Digests, essential
 from dmljax.data.splits import Split, warn_of_one_class
-from dmljax.files import locks, reading
+from dmljax.files import reading
 from dmljax.files.run_folder import RunFolder
-from dmljax.files.writing import make_folder, write_json
+from dmljax.files.writing import Taken, lock, make_folder, write_json
 from dmljax.report import scores_file
 from dmljax.report.scores_file import QueryScores
 from dmljax.train import compilation, hosts, initial_state, optimizers
@@ -48,9 +48,9 @@ def claimed(
         def claim():
             try:
                 make_folder(workdir)
-                stack.enter_context(locks.lock(files.lock))
+                stack.enter_context(lock(files.lock))
                 _write_config(config, digests, files, overwrite)
-            except locks.Taken as owner:
+            except Taken as owner:
                 raise ValueError(
                     f"{workdir} is in use by {owner}: wait for it, end it, or choose another "
                     "--workdir"

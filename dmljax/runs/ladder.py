@@ -5,6 +5,7 @@ own folders below the folder of the ladder. Classes that are held out from train
 command continues a killed ladder: finished runs are read, the others are ordinary runs.
 """
 
+import dataclasses
 import math
 import os
 import pathlib
@@ -17,10 +18,9 @@ import jax
 from dmljax.config.build import build, digests_of
 from dmljax.config.data import data_of
 from dmljax.config.fields import complete, options_of
-from dmljax.files import result as results
+from dmljax.files import run_folder as results
 from dmljax.files import schema
-from dmljax.files.result import Result
-from dmljax.files.run_folder import RunFolder
+from dmljax.files.run_folder import Result, RunFolder
 from dmljax.files.writing import write_json
 from dmljax.hints import check_all
 from dmljax.metrics import level_text
@@ -100,7 +100,10 @@ def run(
         def finish() -> None:
             print("\n".join(_table(rows, best, advice)))
             seconds = 60 * sum(row.minutes for row in rows)
-            results.write(workdir, chosen._replace(wall_seconds=seconds, digests=digests._asdict()))
+            results.write(
+                workdir,
+                dataclasses.replace(chosen, wall_seconds=seconds, digests=digests._asdict()),
+            )
             shutil.copyfile(RunFolder(workdir / best.folder).scores, RunFolder(workdir).scores)
             content = {"chosen": best.folder, "rows": [row._asdict() for row in rows]}
             write_json(RunFolder(workdir).ladder, {**content, "frozen": advice})

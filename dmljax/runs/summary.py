@@ -9,8 +9,7 @@ import numpy as np
 from dmljax import metrics
 from dmljax.adapt import path_of
 from dmljax.data.splits import Split
-from dmljax.files.result import Chosen, first_best
-from dmljax.files.run_folder import RunFolder
+from dmljax.files.run_folder import Chosen, RunFolder, first_best
 from dmljax.hints import counted
 from dmljax.nets.layers import impl
 from dmljax.report import pictures

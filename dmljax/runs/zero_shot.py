@@ -15,11 +15,11 @@ import numpy as np
 from dmljax import at_hand, ops, retrieval
 from dmljax.config.data import transform_of
 from dmljax.config.registry import chosen
-from dmljax.data import image_folders
+from dmljax.data import decode, image_folders
 from dmljax.data.features import Cache
 from dmljax.data.records import Reader
 from dmljax.data.splits import Split
-from dmljax.files import image_formats, parts
+from dmljax.files import parts
 from dmljax.files.writing import atomic_writer, make_folder
 from dmljax.nets.files import Published
 from dmljax.nets.normalizations import title as normalization_title
@@ -76,9 +76,7 @@ def images_of_folder(root: str | os.PathLike) -> tuple[Split, bool]:
         has_splits = (folder / "query").is_dir() or (folder / "test").is_dir()
         return image_folders.folder(root=folder, split=None if has_splits else 0.0).test, True
     if not (paths := image_folders.image_paths(folder)):
-        raise FileNotFoundError(
-            f"{folder} has no images; known: {' '.join(image_formats.SUFFIXES)}"
-        )
+        raise FileNotFoundError(f"{folder} has no images; known: {' '.join(decode.SUFFIXES)}")
     return Split(paths, np.zeros(len(paths), np.int32), ("images",)), False
 
 
@@ -111,7 +109,7 @@ def embed(
         }
         preprocessing = f", {normalization_title(normalize)}"
     transform_fn = transform_of(chosen("eval_transform", spec))
-    store = Cache(at_hand.features_folder(), about, evaluation=transform_fn)
+    store = Cache(at_hand.cache_folder() / "features", about, evaluation=transform_fn)
     records: Any = store.split(images).records
     if shard is not None or not store.is_complete:
         features.compute(

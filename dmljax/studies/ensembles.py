@@ -1,12 +1,13 @@
 """Ensembles of trained nets: their embeddings concatenated, scored once on the test split."""
 
+import dataclasses
 import pathlib
 import time
 from collections.abc import Sequence
 
 import numpy as np
 
-from dmljax.files import result as results
+from dmljax.files import run_folder as results
 from dmljax.runs import folder as run_folder
 from dmljax.train.evaluation import MAIN, Evaluator
 
@@ -32,7 +33,8 @@ def write(workdir: pathlib.Path, members: Sequence[pathlib.Path], words: Sequenc
     first = results.read(members[0])
     results.write(
         workdir,
-        first._replace(
+        dataclasses.replace(
+            first,
             scores={f"test/{name}": value for name, value in scores.items()},
             evaluations=(),
             against_frozen=(),

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import IO
 
 from dmljax.files import reading
-from dmljax.files.run_folder import RunFolder
+from dmljax.files.run_folder import Result, RunFolder
 from dmljax.files.writing import make_folder
 from dmljax.hints import check_known, shown_duration
 from dmljax.studies import outcomes, plan, table
@@ -31,7 +31,7 @@ from dmljax.studies.study_file import Study, score_key
 from dmljax.studies.table import Table
 
 _MOST_KILLS = 2  # restarts of a killed run by one process
-_KILLED = (137, -signal.SIGKILL)
+_KILLED = 128 + signal.SIGKILL
 _STOPPED = {130: signal.SIGINT, 143: signal.SIGTERM}
 _DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
 _PAUSE = 1.0  # seconds between looks at the runs of other processes
@@ -91,7 +91,7 @@ class Executor:
         again. Raises `Stopped` at a signal.
         """
         waiting_for = 0
-        self.folder.record(self.study, self.plan(only))
+        self.folder.check(self.study, self.plan(only))
         for path in (self.folder.path, self.folder.runs):
             outcomes.check_locks(path)
         with self._handling_signals():
@@ -139,29 +139,29 @@ class Executor:
     ) -> None:
         start = time.perf_counter()
         status, message = self._run_child(run, folder, lock)
-        if reason := next((x for x in _DISK_FULL if x in message), None):
-            raise OSError(errno.ENOSPC, reason)
+        if any(text in message for text in _DISK_FULL):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         state = outcomes.outcome(folder)
+        status = 128 - status if status < 0 else status  # as a shell reports a signal
+        if status in _STOPPED:
+            self._check_signal()
+            raise Stopped(status)
         if status == 0 and state.result is not None:
             duration = shown_duration(time.perf_counter() - start)
-            self._say(run, runs, f"{self._scores(run, state)}, {duration}")
-            return
-        if status in _STOPPED or -status in _STOPPED.values():
-            self._check_signal()
-            raise Stopped(status if status > 0 else 128 - status)
-        if status in _KILLED:
-            self._kills[run.digest] += 1
-            if self._kills[run.digest] <= _MOST_KILLS:
-                text = "its process was killed (out of memory?); it restarts"
-                print(f"{run.title}: {text}", flush=True)
-                return
-            message = f"its process was killed {_MOST_KILLS + 1} times (out of memory?)"
-        elif status == 0:
-            message = state.message or "it ended without a result"
-        message = message or f"it ended with exit status {status}"
-        if not state.is_over:
-            outcomes.mark_failed(folder, message, exit_status=status)
-        self._say(run, runs, f"failed: {message}")
+            text = f"{self._scores(run, state.result)}, {duration}"
+        else:
+            if status == _KILLED:
+                self._kills[run.digest] += 1
+                if self._kills[run.digest] <= _MOST_KILLS:
+                    print(f"{run.title}: its process was killed (out of memory?); it restarts")
+                    return
+                message = f"its process was killed {_MOST_KILLS + 1} times (out of memory?)"
+            message = message or state.message or f"it ended without a result, status {status}"
+            if not state.is_over:
+                outcomes.mark_failed(folder, message, exit_status=status)
+            text = f"failed: {message}"
+        over = {x.digest: self.outcome(x).is_over for x in runs}
+        print(f"[{sum(over.values())}/{len(over)}] {run.title}: {text}", flush=True)
 
     def _run_child(self, run: PlannedRun, folder: pathlib.Path, lock: IO[str]) -> tuple[int, str]:
         """Runs the command of a run; returns its exit status and the last line of its errors.
@@ -170,7 +170,11 @@ class Executor:
         """
         words = run.command(self.folder.runs, self.words)
         # Not on the disk, which may be full; and not a pipe, which would end with this process.
-        with _in_memory() as errors, RunFolder(folder).output.open("a") as output:
+        memory = next(filter(os.path.isdir, ["/dev/shm"]), None)
+        with (
+            tempfile.TemporaryFile(dir=memory) as errors,
+            RunFolder(folder).output.open("a") as output,
+        ):
             output.write(f"$ {shlex.join(words)}\n")
             output.flush()
             self._process = subprocess.Popen(
@@ -192,19 +196,12 @@ class Executor:
         lines = [line for line in text.splitlines() if line.strip()]
         return status, lines[-1].removeprefix("error: ") if lines else ""
 
-    def _scores(self, run: PlannedRun, state: Outcome) -> str:
+    def _scores(self, run: PlannedRun, result: Result) -> str:
         """Returns the first scores of a finished run; of a candidate, the score that chooses."""
-        names = self.study.scores[:3]
-        if run.row in self.study.candidates:  # who chooses must not see test scores
-            names = tuple({row.by for row in self.study.rows if run.row in row.best_of})
-        scores = state.result.scores if state.result is not None else {}
-        values = [(name, scores.get(score_key(name))) for name in names]
+        # Who chooses must not see test scores.
+        choosing = {row.by for row in self.study.rows if run.row in row.best_of}
+        values = [(x, result.scores.get(score_key(x))) for x in choosing or self.study.scores[:3]]
         return ", ".join(f"{s} {100 * v:.1f}" for s, v in values if v is not None) or "finished"
-
-    def _say(self, run: PlannedRun, runs: Sequence[PlannedRun], text: str) -> None:
-        """Prints a line such as '[3/30] dot, seed 0: R@1 61.2, 12 minutes'."""
-        states = {x.digest: self.outcome(x).is_over for x in runs}
-        print(f"[{sum(states.values())}/{len(states)}] {run.title}: {text}", flush=True)
 
     @contextlib.contextmanager
     def _handling_signals(self) -> Iterator[None]:
@@ -230,10 +227,3 @@ class Executor:
     def _check_signal(self) -> None:
         if self._signal:
             raise Stopped(128 + self._signal)
-
-
-def _in_memory() -> IO[bytes]:
-    """Opens a file in memory, where the system has such files."""
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("stderr"), "w+b")
-    return tempfile.TemporaryFile()

@@ -1,19 +1,20 @@
 """The folder of a study: its index of runs, and what may change later."""
 
 import contextlib
+import dataclasses
 import json
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Any, Literal
 
 from dmljax.config import files as config_files
-from dmljax.files import locks, schema
-from dmljax.files.writing import make_folder, write_json
-from dmljax.studies.outcomes import outcome, read_json
+from dmljax.files import reading
+from dmljax.files.writing import lock, make_folder, write_json
+from dmljax.studies.outcomes import outcome
 from dmljax.studies.plan import PlannedRun, is_movable
 from dmljax.studies.study_file import Study
 
-INDEX, _FORMAT = "index.json", 3
+INDEX = "index.json"
 _RUNS = pathlib.Path("runs/by_digest")  # of all studies, unless a command line names another folder
 
 
@@ -22,12 +23,11 @@ def default_folder(study: Study) -> pathlib.Path:
     return pathlib.Path("runs/studies") / study.name
 
 
-class _Index(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Index:
     """The content of `index.json`; `rows` is `_content` of the study file."""
 
-    format: Annotated[int, schema.between(_FORMAT, _FORMAT)]
-    name: str
-    source: str
+    format: Literal[3]
     runs: str
     rows: dict[str, Any]
     planned: tuple[PlannedRun, ...]
@@ -64,17 +64,16 @@ class StudyFolder:
         with self._claimed():
             self.check(study, runs)
             old, rows = self._read(), _content(study)
-            new = {run[:3] for run in runs}
-            kept = [run for run in old.planned if run[:3] not in new] if old is not None else []
+            new = {run.key for run in runs}
+            kept = [run for run in old.planned if run.key not in new] if old is not None else []
             planned = tuple(
                 run
                 for run in (*runs, *kept)
                 if run.row in rows and run.seed in study.seeds_of(study.row(run.row))
             )
-            index = _Index(_FORMAT, study.name, study.source, str(self.runs), rows, planned)
+            index = _Index(3, str(self.runs), rows, planned)
             if index != old:
-                content = index._asdict() | {"planned": [run._asdict() for run in planned]}
-                write_json(self.path / INDEX, content, indent=1)
+                write_json(self.path / INDEX, dataclasses.asdict(index), indent=1)
 
     def check(self, study: Study, runs: Sequence[PlannedRun] = ()) -> None:
         """Raises for changes of a study file that contradict runs that exist already.
@@ -84,11 +83,6 @@ class StudyFolder:
         """
         if (old := self._read()) is None:
             return
-        if old.name != study.name:
-            raise ValueError(
-                f"{self.path} holds the study {old.name!r} ({old.source}), not {study.name!r}: "
-                "choose another --workdir"
-            )
         fixed_rows = {run.row for run in old.planned if self._exists(run)}
         fixed = [run for run in old.planned if run.row in fixed_rows]
         if changes := list(dict.fromkeys(_changes(study, old.rows, fixed, runs))):
@@ -114,14 +108,18 @@ class StudyFolder:
         """Waits until no other process changes the index."""
         try:
             make_folder(self.path)
-            file = locks.lock(self.path / "lock", wait=True)
+            file = lock(self.path / "lock", wait=True)
         except OSError as error:
             raise OSError(f"{self.path} cannot be written: {error.strerror}") from error
         with file:
             yield
 
     def _read(self) -> _Index | None:
-        return read_json(self.path / INDEX, _Index, "the same command writes it again")
+        path = self.path / INDEX
+        try:
+            return reading.json_file(path, _Index) if path.exists() else None
+        except ValueError as error:
+            raise ValueError(f"{error}: delete it, and the same command writes it again") from error
 
 
 def _content(study: Study) -> dict[str, Any]:
@@ -141,7 +139,7 @@ def _changes(
     study: Study, old: Mapping[str, Any], fixed: Sequence[PlannedRun], runs: Sequence[PlannedRun]
 ) -> Iterator[str]:
     """Yields the changes of a study that contradict the runs `fixed` of its index."""
-    new, digest_of = _content(study), {run[:3]: run.digest for run in runs}
+    new, digest_of = _content(study), {run.key: run.digest for run in runs}
     for run in fixed:
         title = f"row {run.row!r}"
         if run.row not in new:
@@ -151,5 +149,5 @@ def _changes(
                 yield f"{title}: {path} was {before!r} and is {now!r}"
         elif run.seed not in study.seeds_of(study.row(run.row)):
             yield f"{title}: seed {run.seed} is gone"
-        elif not study.row(run.row).best_of and digest_of.get(run[:3], run.digest) != run.digest:
+        elif not study.row(run.row).best_of and digest_of.get(run.key, run.digest) != run.digest:
             yield f"{title}: its config, data or weights have changed"

@@ -1,19 +1,19 @@
 """The state of a run: finished, failed, running, or waiting for a process."""
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
-from dmljax.files import locks, reading, schema
-from dmljax.files import result as results
-from dmljax.files.result import Result
-from dmljax.files.run_folder import RunFolder
-from dmljax.files.writing import make_folder, sync, write_json
+from dmljax.files import reading
+from dmljax.files import run_folder as results
+from dmljax.files.run_folder import Result, RunFolder
+from dmljax.files.writing import Taken, lock, make_folder, sync, write_json
 
 
 class Outcome(NamedTuple):
@@ -37,7 +37,8 @@ class Outcome(NamedTuple):
         return self.state in ("failed", "diverged")
 
 
-class _Failure(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Failure:
     """The mark of a failed run, in `failure.json`."""
 
     status: str
@@ -48,9 +49,9 @@ class _Failure(NamedTuple):
 
 def outcome(folder: pathlib.Path) -> Outcome:
     """Returns the outcome of the run in a folder, which need not exist."""
-    result = _result(folder)
+    result, files = _result(folder), RunFolder(folder)
     if result is not None and result.status == "finished":
-        digest = result.digests["run"] or ""
+        digest = result.digests.get("run") or ""
         if digest.startswith(folder.name):
             return Outcome("finished", result=result)
         return Outcome(
@@ -58,8 +59,8 @@ def outcome(folder: pathlib.Path) -> Outcome:
             f"its config, data or weights changed while the study ran (digest {digest[:12]}): "
             f"delete {folder} to run it again",
         )
-    failure = read_json(RunFolder(folder).failure, _Failure, "the run continues")
-    if failure is not None:
+    if files.failure.exists():
+        failure = reading.json_file(files.failure, _Failure)
         return Outcome(failure.status, failure.message)
     if not folder.is_dir():
         return Outcome("waiting")
@@ -73,19 +74,6 @@ def _result(folder: pathlib.Path) -> Result | None:
     return None
 
 
-def read_json(path: pathlib.Path, kind: Any, effect: str) -> Any:
-    """Reads JSON as the type `kind` of `schema.parse`; None without the file.
-
-    The error for a damaged file tells the user to delete it, with this `effect`.
-    """
-    try:
-        return schema.parse(kind, reading.json_value(path.read_bytes()))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): delete it, and {effect}") from error
-
-
 @contextlib.contextmanager
 def locked(folder: pathlib.Path, *, shared: bool = False) -> Iterator[IO[str] | None]:
     """Yields the open lock file of a run's folder, or None while another process works on the run.
@@ -94,8 +82,8 @@ def locked(folder: pathlib.Path, *, shared: bool = False) -> Iterator[IO[str] | 
     locked until the run itself ends.
     """
     try:
-        file = locks.lock(RunFolder(folder).study_lock, shared=shared)
-    except locks.Taken:
+        file = lock(RunFolder(folder).study_lock, shared=shared)
+    except Taken:
         yield None
     else:
         with file:
@@ -106,11 +94,12 @@ def check_locks(folder: pathlib.Path) -> None:
     """Raises unless the file system of a folder keeps a second process from a locked file."""
     make_folder(folder)
     code = (
-        "import pathlib, sys; from dmljax.files import locks; locks.lock(pathlib.Path(sys.argv[1]))"
+        "import pathlib, sys; from dmljax.files import writing; "
+        "writing.lock(pathlib.Path(sys.argv[1]))"
     )
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".lock-") as file:
         try:
-            with locks.lock(pathlib.Path(file.name)):
+            with lock(pathlib.Path(file.name)):
                 words = [sys.executable, "-c", code, file.name]
                 second = subprocess.run(words, capture_output=True, text=True)
                 is_locked = "Taken" in second.stderr
@@ -128,8 +117,8 @@ def mark_failed(folder: pathlib.Path, message: str, *, exit_status: int) -> None
     """Marks a run as failed, so processes go on with others. `forget_failure` removes the mark."""
     result = _result(folder)
     status = "diverged" if result is not None and result.status == "diverged" else "failed"
-    failure = _Failure(status, message, exit_status, os.uname().nodename)
-    write_json(RunFolder(folder).failure, failure._asdict(), indent=1)
+    content = {"status": status, "message": message, "exit_status": exit_status}
+    write_json(RunFolder(folder).failure, content | {"host": os.uname().nodename}, indent=1)
 
 
 def forget_failure(folder: pathlib.Path) -> None:

@@ -1,5 +1,6 @@
 """The runs of a study: checks of all rows, the command of every run, the digest of its folder."""
 
+import dataclasses
 import hashlib
 import inspect
 import itertools
@@ -7,13 +8,13 @@ import json
 import pathlib
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from dmljax.config import fields, scores
 from dmljax.config import files as config_files
 from dmljax.config.fields import options_of
 from dmljax.files import reading
-from dmljax.files.result import first_best
+from dmljax.files.run_folder import first_best
 from dmljax.studies.outcomes import Outcome, outcome
 from dmljax.studies.study_file import Row, Study, flags
 from dmljax.train.options import Spec
@@ -21,7 +22,8 @@ from dmljax.train.options import Spec
 _DIGITS = 12  # of a digest, in the name of a folder
 
 
-class PlannedRun(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class PlannedRun:
     """One run: `dmljax train --config=CONFIG FLAGS --workdir=FOLDER`.
 
     `digest` names the folder. `after` are the digests of the runs that this one reads: the run that
@@ -35,6 +37,10 @@ class PlannedRun(NamedTuple):
     flags: tuple[str, ...]
     digest: str
     after: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, int, int | None]:
+        return self.row, self.seed, self.fold
 
     @property
     def title(self) -> str:
@@ -68,13 +74,11 @@ def check_rows(study: Study) -> dict[str, dict[str, Any]]:
             content = json.dumps([_with_defaults(config), row.start_from, row.seeds], default=repr)
             if (other := rows_by_content.setdefault(content, row.name)) != row.name:
                 raise ValueError(
-                    f"the rows {other!r} and {row.name!r} have the same config: remove one of "
-                    "them, or change it"
+                    f"the rows {other!r} and {row.name!r} have the same config: change one of them"
                 )
         elif row.choose and row.choose != "last":
             origin = _as_candidate(study, study.row(row.runs_of))
-            overrides = {**origin.overrides, "select": row.choose}
-            _check(study, origin._replace(name=row.name, overrides=overrides), ())
+            _check(study, _changed(origin, row.name, {"select": row.choose}), ())
     return configs
 
 
@@ -94,8 +98,11 @@ def _as_candidate(study: Study, row: Row) -> Row:
     """Returns a `best_of` row with the config of its first candidate."""
     if not row.best_of:
         return row
-    first = _as_candidate(study, study.row(row.best_of[0]))
-    return first._replace(name=row.name, overrides={**first.overrides, **row.overrides})
+    return _changed(_as_candidate(study, study.row(row.best_of[0])), row.name, row.overrides)
+
+
+def _changed(row: Row, name: str, overrides: Mapping[str, Any]) -> Row:
+    return dataclasses.replace(row, name=name, overrides={**row.overrides, **overrides})
 
 
 def _check(study: Study, row: Row, wanted: Collection[str]) -> dict[str, Any]:
@@ -157,26 +164,24 @@ class Planner:
         """
         rows = [row for row in rows if row.runs_of is None or row.join]
         seeds = dict.fromkeys(seed for row in rows for seed in self._study.seeds_of(row))
+        folds = (None, *range(self._study.folds or 0))
         planned = (
             self._plan(row, seed, fold)
-            for seed, fold, row in itertools.product(seeds, self._folds(None), rows)
+            for seed, fold, row in itertools.product(seeds, folds, rows)
             if seed in self._study.seeds_of(row) and fold in self._folds(row)
         )
         return [run for run in planned if run is not None]
 
-    def _folds(self, row: Row | None) -> Sequence[int | None]:
-        if row is None:
-            return [None, *range(self._study.folds or 0)]
+    def _folds(self, row: Row) -> Sequence[int | None]:
         return range(self._study.folds) if self._study.folds and not row.join else [None]
 
     def _plan(self, row: Row, seed: int, fold: int | None) -> PlannedRun | None:
-        key = (row.name, seed, fold)
-        if key not in self._planned:
-            plan_fn = self._ensemble if row.join else self._training
-            if (run := plan_fn(row, seed, fold)) is None:
-                return None
-            self._planned[key] = run
-        return self._planned[key]
+        run = self._planned.get((row.name, seed, fold))
+        if run is None:
+            run = (self._ensemble if row.join else self._training)(row, seed, fold)
+            if run is not None:
+                self._planned[run.key] = run
+        return run
 
     def _training(self, row: Row, seed: int, fold: int | None) -> PlannedRun | None:
         if (chosen := self._chosen(row)) is None:
@@ -219,15 +224,13 @@ class Planner:
             if len(outcomes) < count or not all(x.is_over for x in outcomes):
                 return None
             scores = [x.result.scores.get(row.by) for x in outcomes if x.result is not None]
-            numbers = [score for score in scores if score is not None]
-            if len(numbers) == count:
-                values[number] = sum(numbers) / count
+            if len(scores) == count and None not in scores:
+                values[number] = sum(scores) / count
         if (best := first_best(values)) is None:
             return None
         chosen = self._chosen(self._study.row(row.best_of[best]))
         assert chosen is not None  # all of its runs are over
-        overrides = {**chosen.overrides, **row.overrides}
-        return chosen._replace(name=row.name, overrides=overrides)
+        return _changed(chosen, row.name, row.overrides)
 
     def _ensemble(self, row: Row, seed: int, fold: int | None) -> PlannedRun | None:
         """Returns the run that scores several trained nets as one; None until all are finished."""

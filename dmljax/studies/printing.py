@@ -1,18 +1,23 @@
-"""A table of a study as Markdown, LaTeX and CSV; `page.py` prints it as HTML.
+"""A table of a study as Markdown, LaTeX, CSV, and HTML with a dot for every seed.
 
 One or two values are printed as they are, without an interval. An unresolved difference is called
 unresolved, never "equal".
 """
 
 import csv
+import html
 import io
 
 from dmljax.metrics import level_text
 from dmljax.studies.study_file import varies
 from dmljax.studies.table import Cell, Comparison, Table, TableRow
 
-FORMATS = ("md", "tex", "csv", "html")
-NOT_RESOLVED, NO_TEST = "not resolved", "no spread between runs: no test"
+_UNRESOLVED = ("not resolved", "no spread between runs: no test")
+_TESTS = {
+    "paired": "pairs of equal seeds, Student",
+    "welch": "independent runs, Welch",
+    "folds": "folds, corrected t of Nadeau and Bengio",
+}
 
 
 def caption(table: Table) -> str:
@@ -45,11 +50,11 @@ def comparison_text(comparison: Comparison) -> str:
     d = comparison.difference
     wins = f", wins {comparison.wins} of {comparison.pairs}" if comparison.pairs else ""
     if not comparison.is_tested:
-        return f"{d.mean:+.2f}{wins}; {NO_TEST}"
+        return f"{d.mean:+.2f}{wins}; {_UNRESOLVED[1]}"
     digits = 2 if (d.high - d.low) / 2 < 0.1 else 1
     text = f"{d.mean:+.{digits}f} [{d.low:+.{digits}f}, {d.high:+.{digits}f}], "
     text += f"p {_p(comparison.p)}{wins}"
-    return text if comparison.is_resolved else f"{text}: {NOT_RESOLVED}"
+    return text if comparison.is_resolved else f"{text}: {_UNRESOLVED[0]}"
 
 
 def _p(value: float) -> str:
@@ -75,45 +80,32 @@ def grids(table: Table) -> list[tuple[str, list[list[str]]]]:
     """
     study = table.study
     published = [name for name in study.scores if any(name in x.published for x in table.rows)]
-    header = ["row", *study.scores, *(f"published {name}" for name in published), "runs"]
-    body = []
+    body = [["row", *study.scores, *(f"published {name}" for name in published), "runs"]]
     for row in table.rows:
-        cells = []
-        for score in study.scores:
-            text = cell_text(row, row.cells[score])
-            comparison = row.comparisons.get(score)
-            cells.append(f"**{text}**" if comparison and comparison.is_better else text)
+        better = {name for name, comparison in row.comparisons.items() if comparison.is_better}
+        cells = [_bold(cell_text(row, row.cells[x]), x in better) for x in study.scores]
         cells += [str(row.published.get(name, "")) for name in published]
         body.append([row.name, *cells, _runs(row)])
-    result = [(caption(table), [header, *body])]
-    if any(row.comparisons for row in table.rows):
-        tests = {
-            "paired": "pairs of equal seeds, Student",
-            "welch": "independent runs, Welch",
-            "folds": "folds, corrected t of Nadeau and Bengio",
-        }
-        baselines = {row.name: study.row(row.name).baseline for row in table.rows}
-        compared = {name: baseline for name, baseline in baselines.items() if baseline is not None}
-        others = sorted(set(compared.values()))
-        is_common = len(others) == 1
-        title = (
-            f"Differences{f' to {others[0]}' if is_common else ''} ({tests[study.test or '']}; "
-            f"{level_text()} interval, p-value adjusted by Holm)"
-        )
-        body = []
-        for row in table.rows:
-            if row.name not in compared:
-                continue
+    baselines = {row.name: study.row(row.name).baseline for row in table.rows}
+    others = sorted({name for name in baselines.values() if name is not None})
+    if not any(row.comparisons for row in table.rows):
+        return [(caption(table), body)]
+    is_common, scores = len(others) == 1, list(filter(varies, study.scores))
+    title = f"Differences{f' to {others[0]}' if is_common else ''} ({_TESTS[study.test or '']}; "
+    title += f"{level_text()} interval, p-value adjusted by Holm)"
+    differences = [["row", *scores]]
+    for row in table.rows:
+        if (other := baselines[row.name]) is not None:
             cells = []
-            for score in filter(varies, study.scores):
-                comparison = row.comparisons.get(score)
+            for comparison in map(row.comparisons.get, scores):
                 text = comparison_text(comparison) if comparison else "needs two runs of each"
-                is_bold = comparison is not None and comparison.is_resolved
-                cells.append(f"**{text}**" if is_bold else text)
-            name = row.name if is_common else f"{row.name} minus {compared[row.name]}"
-            body.append([name, *cells])
-        result.append((title, [["row", *filter(varies, study.scores)], *body]))
-    return result
+                cells.append(_bold(text, comparison is not None and comparison.is_resolved))
+            differences.append([row.name if is_common else f"{row.name} minus {other}", *cells])
+    return [(caption(table), body), (title, differences)]
+
+
+def _bold(text: str, is_bold: bool) -> str:
+    return f"**{text}**" if is_bold else text
 
 
 def footer(table: Table) -> list[str]:
@@ -132,18 +124,13 @@ def footer(table: Table) -> list[str]:
 def as_markdown(table: Table) -> str:
     """Returns the table for a terminal and for a document."""
     lines = [f"## {table.study.title}", ""]
-    for title, grid in grids(table):
-        widths = [max(len(row[i]) for row in grid) for i in range(len(grid[0]))]
+    for title, (header, *body) in grids(table):
+        first, *widths = (max(map(len, column)) for column in zip(header, *body, strict=True))
+        rule = ["-" * first, *("-" * (width - 1) + ":" for width in widths)]
         lines += [title, ""]
-        for i, row in enumerate(grid):
-            cells = (
-                c.ljust(w) if j == 0 else c.rjust(w)
-                for j, (c, w) in enumerate(zip(row, widths, strict=True))
-            )
-            lines.append(f"| {' | '.join(cells)} |")
-            if i == 0:
-                rules = ("-" * w if j == 0 else "-" * (w - 1) + ":" for j, w in enumerate(widths))
-                lines.append(f"| {' | '.join(rules)} |")
+        for name, *cells in (header, rule, *body):
+            texts = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+            lines.append(f"| {' | '.join([name.ljust(first), *texts])} |")
         lines.append("")
     lines += [f"* {line}" for line in footer(table)]
     return "\n".join(lines) + "\n"
@@ -179,3 +166,88 @@ def as_csv(table: Table) -> str:
     writer.writeheader()
     writer.writerows(table.raw)
     return file.getvalue()
+
+
+_WIDTH, _HEIGHT, _MARGIN = 220, 26, 8
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem;
+       color: #1a1a1a; background: #fff; }
+table { border-collapse: collapse; margin: .5rem 0 2rem; }
+th, td { padding: .3rem .8rem; border-bottom: 1px solid #ddd; text-align: right;
+         vertical-align: top; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+td.resolved { font-weight: 600; }
+td.unresolved { color: #666; }
+svg { display: block; margin-left: auto; }
+.axis { stroke: #ddd; } .interval { stroke: #8ab; stroke-width: 3; }
+.mean { stroke: #024; stroke-width: 2; } .seed { fill: #06c; fill-opacity: .55; }
+li { margin: .2rem 0; color: #333; } .scroll { overflow-x: auto; }
+@media (prefers-color-scheme: dark) {
+  body { color: #ddd; background: #16181c; } th, td { border-color: #333; } li { color: #bbb; }
+  td.unresolved { color: #999; } .axis { stroke: #444; } .mean { stroke: #fff; }
+  .seed { fill: #6af; }
+}
+"""
+
+
+def as_html(table: Table) -> str:
+    """Returns the table as a self-contained page: every seed is a dot over the interval."""
+    title = html.escape(table.study.title)
+    parts = [
+        "<!doctype html><html lang=en><meta charset=utf-8>",
+        '<meta name=viewport content="width=device-width">',
+        f"<title>{title}</title><style>{_STYLE}</style><h1>{title}</h1>",
+    ]
+    scores = dict(enumerate(table.study.scores, 1))
+    ranges = {i: _range(table, score) for i, score in scores.items()}
+    for number, (text, (header, *body)) in enumerate(grids(table)):
+        parts.append(f"<p>{html.escape(text)}</p><div class=scroll><table>")
+        parts.append("<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in header) + "</tr>")
+        for i, row in enumerate(body):
+            line = ""
+            for j, cell in enumerate(row):
+                has_dots = number == 0 and j in scores
+                dots = _dots(table.rows[i].cells[scores[j]], *ranges[j]) if has_dots else ""
+                kind = " class=resolved" if cell.startswith("**") else ""
+                kind = " class=unresolved" if cell.endswith(_UNRESOLVED) else kind
+                line += f"<td{kind}>{html.escape(cell.strip('*'))}{dots}</td>"
+            parts.append(f"<tr>{line}</tr>")
+        parts.append("</table></div>")
+    items = "".join(f"<li>{html.escape(line)}</li>" for line in footer(table))
+    parts.append(f"<ul>{items}</ul></html>")
+    return "\n".join(parts) + "\n"
+
+
+def _range(table: Table, score: str) -> tuple[float, float]:
+    """Returns the smallest and the largest value of a column, the ends of the axis of its dots."""
+    values = [value for row in table.rows for value in row.cells[score].values.values()]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    return (low, high) if high > low else (low - 1, high + 1)
+
+
+def _dots(cell: Cell, low: float, high: float) -> str:
+    if cell.estimate is None:
+        return ""
+    middle = _HEIGHT / 2
+
+    def x(value: float) -> float:
+        fraction = min(max((value - low) / (high - low), 0), 1)
+        return _MARGIN + fraction * (_WIDTH - 2 * _MARGIN)
+
+    marks = [f"<line class=axis x1={_MARGIN} x2={_WIDTH - _MARGIN} y1={middle} y2={middle} />"]
+    mean, _, bottom, top, n = cell.estimate
+    if n > 2:
+        marks.append(
+            f"<line class=interval x1={x(bottom):.1f} x2={x(top):.1f} y1={middle} y2={middle} />"
+        )
+    marks += [
+        f"<circle class=seed cx={x(value):.1f} cy={middle} r=4><title>seed {seed}"
+        f"{'' if fold is None else f', fold {fold}'}: {value:.2f}</title></circle>"
+        for (seed, fold), value in cell.values.items()
+    ]
+    if n > 1:
+        marks.append(f"<line class=mean x1={x(mean):.1f} x2={x(mean):.1f} y1=4 y2={_HEIGHT - 4} />")
+    return f"<svg width={_WIDTH} height={_HEIGHT} role=img>{''.join(marks)}</svg>"
+
+
+FORMATS = {"md": as_markdown, "tex": as_latex, "csv": as_csv, "html": as_html}

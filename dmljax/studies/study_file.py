@@ -1,24 +1,28 @@
 """A study file as typed data: the rows, and how they are compared. Imports no jax."""
 
+import dataclasses
 import hashlib
 import json
 import os
 import pathlib
 import re
-import types
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
 from dmljax.config.files import function_of_file
+from dmljax.files.schema import Limit, at_least
+from dmljax.files.schema import parse as typed
 from dmljax.hints import check_known, hint
 from dmljax.recipes.arguments import parse
 
 TESTS = ("welch", "paired", "folds")
 _UNTRAINED = ("raw/", "frozen/")
 _SPLITS = ("test/", "val/", "train/", *_UNTRAINED)
+_Seeds = Annotated[int, at_least(1)] | tuple[Annotated[int, at_least(0)], ...] | None
 
 
-class Row(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Row:
     """A row of the table.
 
     * `config` is what `--config=` takes; `overrides` are fields of the config by their paths.
@@ -33,7 +37,7 @@ class Row(NamedTuple):
 
     name: str
     config: str
-    overrides: Mapping[str, Any]
+    overrides: dict[str, Any]
     start_from: str | None = None
     best_of: tuple[str, ...] = ()
     by: str = ""
@@ -44,7 +48,8 @@ class Row(NamedTuple):
     baseline: str | None = None
 
 
-class Study(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Study:
     """A study of `rows` x `seeds` x `folds` runs. A study file sets the fields with a default.
 
     * `select` is the score that chooses the step, and `test` compares rows with their baselines.
@@ -55,17 +60,17 @@ class Study(NamedTuple):
     name: str
     source: str
     digest: str
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...] = ()
     title: str = ""
     seeds: tuple[int, ...] = (0,)
-    folds: int | None = None
+    folds: Annotated[int, at_least(2)] | None = None
     select: str | None = None
     baseline: str | None = None
     test: str | None = None
     scores: tuple[str, ...] = ()
     less_is_better: tuple[str, ...] = ()
-    collapsed: Mapping[str, float] = types.MappingProxyType({})
-    published: Mapping[str, Mapping[str, float | str]] = types.MappingProxyType({})
+    collapsed: dict[str, float] = dataclasses.field(default_factory=dict)
+    published: dict[str, dict[str, float | str]] = dataclasses.field(default_factory=dict)
     published_from: str = ""
 
     def row(self, name: str) -> Row:
@@ -92,10 +97,21 @@ class Study(NamedTuple):
         return names if inputs <= names else self.needed(names | inputs)
 
 
-# The fields that a file may set; the first four make the rows.
-_FIELDS: dict[str, Any] = {"base": None, "argument": "", "all": {}, "rows": None}
-_FIELDS |= Study._field_defaults
-_ROW_FIELDS = ("start_from", "best_of", "by", "runs_of", "choose", "join", "seeds", "baseline")
+@dataclasses.dataclass(frozen=True)
+class _File:
+    """The fields that make the rows; the other ones are fields of `Study`."""
+
+    base: str
+    rows: Annotated[dict[str, dict[str, Any]], Limit(bool, "a dict of at least one row")]
+    argument: str = ""
+    all: dict[str, Any] = dataclasses.field(default_factory=dict)
+    select: str | None = None
+    baseline: str | None = None
+
+
+_MADE = {"name", "source", "digest"}  # fields of `Study` that a file does not set
+_FIELDS = {x.name for kind in (Study, _File) for x in dataclasses.fields(kind)} - _MADE
+_ROW_FIELDS = {x.name for x in dataclasses.fields(Row)} - {"name", "config", "overrides"}
 
 
 def read(name: str) -> Study:
@@ -139,84 +155,49 @@ def varies(score: str) -> bool:
 
 
 def _study(content: Any, name: str, source: str, folder: pathlib.Path) -> Study:
-    _expect(isinstance(content, Mapping), "the study", "a dict", content)
     check_known("the study has no field", content, _FIELDS)
-    fields = {**_FIELDS, **content}
-    base, rows = fields["base"], fields["rows"]
-    _expect(isinstance(base, str), "base", "a recipe or a config file, such as 'glyphs'", base)
-    has_rows = isinstance(rows, Mapping) and len(rows) > 0
-    _expect(has_rows, "rows", "a dict of at least one row, such as {'triplet': {}}", rows)
-    fields["all"] = _overrides("all", fields["all"])
-    if fields["select"] is not None:
-        fields["all"] = {"select": fields["select"], **fields["all"]}
-    fields["seeds"] = _seeds("seeds", fields["seeds"])
-    for field in ("scores", "less_is_better"):
-        fields[field] = _names(field, fields[field])
-    return Study(
-        **{k: v for k, v in fields.items() if k in Study._fields and k not in ("rows", "title")},
-        name=name,
-        source=source,
-        title=fields["title"] or name,
-        rows=tuple(_row(row, options, fields, folder) for row, options in rows.items()),
-        digest=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
-    )
+    text = json.dumps(content, sort_keys=True)
+    content, digest = json.loads(json.dumps(content)), hashlib.sha256(text.encode()).hexdigest()
+    names = [field.name for field in dataclasses.fields(_File)]
+    file = typed(_File, {name: content[name] for name in names if name in content})
+    rows = [_row(row, options, file, folder) for row, options in file.rows.items()]
+    fields = {"title": name, **content, "seeds": _seeds("seeds", content.get("seeds", 1))}
+    for field in ("base", "argument", "all", "rows"):
+        fields.pop(field, None)
+    study = typed(Study, {"name": name, "source": source, "digest": digest, **fields})
+    return dataclasses.replace(study, rows=tuple(rows))
 
 
-def _row(name: str, options: Any, study: Mapping[str, Any], folder: pathlib.Path) -> Row:
-    """Builds a row of the study with the fields `study`."""
+def _row(name: str, options: dict[str, Any], study: _File, folder: pathlib.Path) -> Row:
     title = f"row {name!r}"
-    _expect(isinstance(options, Mapping), title, "a dict of fields", options)
-    options = dict(options)
-    base, argument = options.pop("base", study["base"]), options.pop("argument", "")
-    fields = {field: options.pop(field) for field in _ROW_FIELDS if field in options}
-    if "seeds" in fields:
-        fields["seeds"] = _seeds(f"{title}: seeds", fields["seeds"])
-    fields["best_of"] = _names(f"{title}: best_of", fields.get("best_of", ()))
-    fields.setdefault("baseline", None if name == study["baseline"] else study["baseline"])
-    overrides = _overrides(title, options)
-    has_config = argument or base != study["base"] or fields.get("start_from") is not None
+    base, argument = options.pop("base", study.base), options.pop("argument", "")
+    fields = {field: options.pop(field) for field in _ROW_FIELDS & set(options)}
+    fields["seeds"] = _seeds(f"{title}: seeds", fields.get("seeds"))
+    fields.setdefault("baseline", None if name == study.baseline else study.baseline)
+    has_config = argument or base != study.base or fields.get("start_from") is not None
     if base.endswith(".py") and not os.path.isabs(base):
         base = os.path.normpath(folder / base)
-    argument = ",".join(filter(None, [study["argument"], argument]))
-    row = Row(
-        name=name,
-        config=f"{base}:{argument}" if argument else base,
-        overrides=overrides if fields["best_of"] else {**study["all"], **overrides},
-        **fields,
-    )
+    config = ":".join(filter(None, [base, ",".join(filter(None, [study.argument, argument]))]))
+    shared = {} if study.select is None else {"select": study.select}
+    overrides = options if fields.get("best_of") else {**shared, **study.all, **options}
+    for field in overrides:
+        if re.fullmatch(r"\w+(\.\w+)*", field) is None:
+            raise ValueError(f"{title}: {field!r} is not a field, such as 'optimizer.rate'")
+        if field == "seed":
+            raise ValueError(f"{title}: write seed as seeds of the study")
+    row = typed(Row, {"name": name, "config": config, "overrides": overrides, **fields})
     if (row.best_of and has_config) or (row.runs_of is not None and (has_config or options)):
         raise ValueError(f"{title} has the config of the runs that it reads: remove its own fields")
     return row
 
 
-def _overrides(title: str, options: Any) -> dict[str, Any]:
-    _expect(isinstance(options, Mapping), title, "a dict of fields of the config", options)
-    for field in options:
-        if re.fullmatch(r"\w+(\.\w+)*", str(field)) is None:
-            raise ValueError(f"{title}: {field!r} is not a field, such as 'optimizer.rate'")
-        if field == "seed":
-            raise ValueError(f"{title}: write seed as seeds of the study")
-    return json.loads(json.dumps(options))
-
-
-def _seeds(title: str, value: Any) -> tuple[int, ...]:
-    seeds = range(value) if isinstance(value, int) else value
-    is_list = isinstance(seeds, range | list | tuple) and len(seeds) > 0
-    _expect(is_list, title, "a number such as 5, or a list of seeds", value)
-    is_valid = len(set(seeds)) == len(seeds) and all(isinstance(x, int) and x >= 0 for x in seeds)
-    _expect(is_valid, title, "distinct integers of 0 or more", value)
-    return tuple(seeds)
-
-
-def _names(title: str, value: Any) -> tuple[str, ...]:
-    is_list = isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
-    _expect(is_list, title, "a list of names", value)
-    return tuple(value)
-
-
-def _expect(condition: bool, title: str, description: str, value: Any) -> None:
-    if not condition:
-        raise ValueError(f"{title} must be {description}, got {value!r}")
+def _seeds(title: str, value: Any) -> Sequence[int] | None:
+    """Returns the seeds of a number or a list; None stands for the seeds of the study."""
+    seeds = typed(_Seeds, value, title)
+    seeds = list(range(seeds)) if isinstance(seeds, int) else seeds
+    if seeds is not None and (not seeds or len(set(seeds)) < len(seeds)):
+        raise ValueError(f"{title} must be distinct integers of 0 or more, got {value!r}")
+    return seeds
 
 
 def _problems(study: Study) -> Iterator[str]:
@@ -224,8 +205,6 @@ def _problems(study: Study) -> Iterator[str]:
     names, folds = [row.name for row in study.rows], study.folds
     if not study.scores:
         yield "scores lists the columns of the table, such as ('R@1', 'MAP@R')"
-    if folds is not None and not (isinstance(folds, int) and folds >= 2):
-        yield f"folds must be 2 or more, or None, got {folds!r}"
     check_known("less_is_better: no column is named", study.less_is_better, study.scores)
     check_known("published: no row is named", study.published, names)
     if study.published and not study.published_from:

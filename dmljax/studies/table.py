@@ -1,18 +1,18 @@
 """Outcomes as a table: means, intervals, differences to the baseline, and conclusions.
 
-Values are in percent; `printing` and `page` show them.
+Values are in percent; `printing` shows them.
 """
 
 import math
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dmljax import metrics
-from dmljax.files.result import Result, first_best
+from dmljax.files.run_folder import Result, first_best
 from dmljax.hints import counted, shown_duration
 from dmljax.metrics.significance import LEVEL, Difference, Estimate
 from dmljax.studies.outcomes import Outcome
@@ -25,10 +25,6 @@ class Cell(NamedTuple):
 
     values: Mapping[tuple[int, int | None], float]  # by seed and fold
     estimate: Estimate | None
-
-    @property
-    def n(self) -> int:
-        return len(self.values)
 
 
 class Comparison(NamedTuple):
@@ -99,6 +95,7 @@ class Run(NamedTuple):
     config: Mapping[str, Any] | None = None
 
 
+_MOST = 3  # values that a line of the footer lists
 _Unit = tuple[int, int | None]  # seed and fold
 _Scores = Mapping[str, float | None]
 
@@ -153,37 +150,32 @@ def _row(study: Study, row: Row, by_row: Mapping[str, list[Run]]) -> TableRow:
     origin = row if has_own_runs else study.row(row.runs_of or "")
     runs = by_row.get(origin.name, [])
     folds = 1 if study.folds is None or row.join else study.folds
-    planned = len(study.seeds_of(origin)) * folds
-    finished = [(run, run.outcome.result) for run in runs if run.outcome.result is not None]
+    results = {run.planned.key[1:]: run.outcome.result for run in runs if run.outcome.result}
+    reloads = {run.planned.key[1:]: bool((run.config or {}).get("reload_best_at")) for run in runs}
     picked = {
-        (run.planned.seed, run.planned.fold): chosen_scores(
-            result, row.choose, reloads=bool((run.config or {}).get("reload_best_at"))
-        )
-        for run, result in finished
+        unit: chosen_scores(result, row.choose, reloads=reloads[unit])
+        for unit, result in sorted(results.items())
     }
+    rules = {result.chosen.rule for result in results.values() if result.chosen}
     cells = {}
     for score in study.scores:
         numbers = {unit: scores.get(score_key(score)) for unit, (scores, _, _) in picked.items()}
         values = {unit: 100 * value for unit, value in numbers.items() if value is not None}
         if folds > 1 and study.test != "folds":
             values = _means_over_folds(values, folds)
-        values = dict(sorted(values.items()))
         estimate = metrics.student_interval(list(values.values())) if values else None
         cells[score] = Cell(values, estimate)
+    failed = [run for run in runs if run.outcome.has_failed]
     return TableRow(
         name=row.name,
         cells=cells,
-        planned=planned,
-        finished=len(finished),
-        failures=tuple(
-            f"{run.planned.title}: {run.outcome.message}" for run in runs if run.outcome.has_failed
-        ),
+        planned=len(study.seeds_of(origin)) * folds,
+        finished=len(results),
+        failures=tuple(f"{run.planned.title}: {run.outcome.message}" for run in failed),
         running=sum(run.outcome.state == "running" for run in runs),
         test_chosen=any(uses_test for _, uses_test, _ in picked.values()),
         candidates=max((count for _, _, count in picked.values()), default=0),
-        rules=(row.choose,)
-        if row.choose
-        else tuple(sorted({result.chosen.rule for _, result in finished if result.chosen})),
+        rules=(row.choose,) if row.choose else tuple(sorted(rules)),
         collapsed=sum(
             (scores.get(score_key(score)) or 0) < limit
             for score, limit in study.collapsed.items()
@@ -233,7 +225,7 @@ def _difference(study: Study, score: str, cell: Cell, other: Cell) -> Comparison
     less = less_is_better(study, score)
     wins = sum((x < y) if less else (x > y) for x, y in zip(a, b, strict=True))
     if study.test == "welch":
-        if cell.n < 2 or other.n < 2:
+        if min(len(cell.values), len(other.values)) < 2:
             return None
         difference = metrics.welch_difference(
             list(cell.values.values()), list(other.values.values())
@@ -273,7 +265,11 @@ def _number(value: float) -> str:
 def _notes(study: Study, rows: Sequence[TableRow]) -> Iterable[str]:
     if study.test is not None:
         yield from filter(None, (visible(rows, study, score) for score in study.scores))
-    if study.folds and study.test != "folds" and max(c.n for r in rows for c in r.cells.values()):
+    if (
+        study.folds
+        and study.test != "folds"
+        and any(c.values for r in rows for c in r.cells.values())
+    ):
         yield (
             "Intervals are over repetitions with other seeds; they hold for these folds and these "
             "classes."
@@ -299,63 +295,50 @@ def _provenance(study: Study, all_runs: Sequence[Run]) -> Iterable[str]:
     yield f"Study {study.source}, digest {study.digest[:12]}; {count}."
     if not results:
         return
-    data = {
-        f"{(r.digests['data'] or '')[:12]} (test {r.data['test']['images']:,} images of "
-        f"{r.data['test']['classes']:,} classes)"
-        for r in results
-    }
-    weights = {
+
+    def listed(text_fn: Callable[[Result], str]) -> str:
+        values = sorted({text_fn(result) for result in results})
+        more = f" and {len(values) - _MOST} others" if len(values) > _MOST else ""
+        return " | ".join(values[:_MOST]) + more
+
+    def data(r: Result) -> str:
+        images, classes = r.data["test"]["images"], r.data["test"]["classes"]
+        digest = (r.digests["data"] or "")[:12]
+        return f"{digest} (test {images:,} images of {classes:,} classes)"
+
+    def weights(r: Result) -> str:
         # People send tables to others, so that no table has a path.
-        (pathlib.PurePath(r.pretraining).name if r.pretraining else "none")
-        + (f" ({digest[:12]})" if (digest := r.digests.get("weights")) else "")
-        for r in results
-    }
-    steps = {f"{r.steps:,}" for r in results}
-    yield f"Steps: {_listed(steps)}. Data: {_listed(data)}. Pretraining: {_listed(weights)}."
-    code = {
-        "an installed package"
-        if r.code is None
-        else r.code["revision"][:12] + (" with changes (dirty)" if r.code["dirty"] else "")
-        for r in results
-    }
-    devices = {f"{r.devices['count']} x {r.devices['kind']}" for r in results}
-    versions = {f"jax {r.versions.get('jax')}" for r in results}
-    seconds = sum(r.wall_seconds for r in results)
-    yield (
-        f"Code: {_listed(code)}, {_listed(versions)}; devices: {_listed(devices)}; "
-        f"{shown_duration(seconds)} of runs."
-    )
+        name = pathlib.PurePath(r.pretraining).name if r.pretraining else "none"
+        digest = r.digests.get("weights")
+        return f"{name} ({digest[:12]})" if digest else name
 
+    def code(r: Result) -> str:
+        if r.code is None:
+            return "an installed package"
+        return r.code["revision"][:12] + (" with changes (dirty)" if r.code["dirty"] else "")
 
-def _listed(values: set[str], most: int = 3) -> str:
-    ordered = sorted(values)
-    more = f" and {len(ordered) - most} others" if len(ordered) > most else ""
-    return " | ".join(ordered[:most]) + more
+    steps = listed(lambda r: f"{r.steps:,}")
+    yield f"Steps: {steps}. Data: {listed(data)}. Pretraining: {listed(weights)}."
+    devices = listed(lambda r: f"{r.devices['count']} x {r.devices['kind']}")
+    versions = listed(lambda r: f"jax {r.versions.get('jax')}")
+    seconds = shown_duration(sum(r.wall_seconds for r in results))
+    yield f"Code: {listed(code)}, {versions}; devices: {devices}; {seconds} of runs."
 
 
 def _raw(study: Study, by_row: Mapping[str, Sequence[Run]]) -> Iterable[dict[str, Any]]:
     """Yields a record of every run: its name, its state, and all of its scores."""
     for name, runs in by_row.items():
         for run in sorted(runs, key=lambda r: (r.planned.seed, r.planned.fold or 0)):
-            planned, outcome = run.planned, run.outcome
-            line: dict[str, Any] = {
-                "row": name,
-                "seed": planned.seed,
-                "fold": planned.fold,
-                "digest": planned.digest,
-                "state": outcome.state,
-                "message": outcome.message,
-            }
-            if outcome.result is not None and (chosen := outcome.result.chosen) is not None:
-                scores = outcome.result.scores
-                if name in study.candidates:  # test scores of the best of many are biased
-                    scores = {k: v for k, v in scores.items() if not k.startswith("test/")}
-                line |= {
-                    "step": chosen.step,
-                    "rule": chosen.rule,
-                    "test_chosen": chosen.uses_test,
-                    "candidates": chosen.candidates,
-                    "wall_seconds": round(outcome.result.wall_seconds, 1),
-                    **scores,
+            line = {x: getattr(run.planned, x) for x in ("row", "seed", "fold", "digest")}
+            line |= {"state": run.outcome.state, "message": run.outcome.message}
+            if (result := run.outcome.result) is not None and result.chosen is not None:
+                line |= {"step": result.chosen.step, "rule": result.chosen.rule}
+                line |= {"test_chosen": result.chosen.uses_test}
+                line |= {"candidates": result.chosen.candidates}
+                line |= {"wall_seconds": round(result.wall_seconds, 1)}
+                line |= {  # test scores of the best of many are biased
+                    score: value
+                    for score, value in result.scores.items()
+                    if name not in study.candidates or not score.startswith("test/")
                 }
             yield line

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from dmljax import at_hand
-from dmljax.files import locks, reading
-from dmljax.files.writing import write_json
+from dmljax.files import reading
+from dmljax.files.writing import lock, write_json
 from dmljax.hints import counted
 from dmljax.nets import token_attention
 from dmljax.train import hosts
@@ -73,7 +73,7 @@ def _milliseconds(**sizes: Any) -> dict[str, float | str]:
     if not any("RESOURCE_EXHAUSTED" in str(x) for x in measured.values()):
         with contextlib.suppress(OSError):  # then the next run measures again
             path.parent.mkdir(parents=True, exist_ok=True)
-            with locks.lock(path.with_suffix(".lock"), wait=True):
+            with lock(path.with_suffix(".lock"), wait=True):
                 kept = reading.json_object_or_empty(path)
                 write_json(path, kept | {key: measured}, indent=1)
     return measured

@@ -26,7 +26,7 @@ from flax import traverse_util
 
 from dmljax.adapt import path_of
 from dmljax.files import reading
-from dmljax.files.result import first_best
+from dmljax.files.run_folder import first_best
 from dmljax.files.writing import make_folder, sha256, sync, write_text
 from dmljax.train import hosts
 from dmljax.train.devices import ClassRows

@@ -42,7 +42,7 @@ def sentence() -> str:
 
 
 def keep_programs() -> None:
-    """Keeps compiled programs in `at_hand.compiled_folder`; logs a warning if it cannot.
+    """Keeps compiled programs in `at_hand.cache_folder`; logs a warning if it cannot.
 
     What the user has set (JAX_COMPILATION_CACHE_DIR and the other variables of jax) stays. Several
     processes with GPUs keep nothing in a folder that may be of one host: only process 0 writes
@@ -57,7 +57,7 @@ def keep_programs() -> None:
             "JAX_COMPILATION_CACHE_DIR to a folder that all hosts share"
         )
         return
-    folder = at_hand.compiled_folder() / _machine()
+    folder = at_hand.cache_folder() / "compiled" / _machine()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(folder / ".lockfile", timeout=10):  # the lock of jax

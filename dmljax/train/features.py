@@ -19,8 +19,8 @@ from flax import traverse_util
 from dmljax.data.features import Cache, Entry
 from dmljax.data.splits import images_of, subset
 from dmljax.files import parts, reading
-from dmljax.files.progress import Progress
 from dmljax.files.writing import write_array
+from dmljax.hints import Progress
 from dmljax.methods.assemble import backbone_features
 from dmljax.train import devices, hosts
 from dmljax.train.devices import Shardings

@@ -21,9 +21,9 @@ import numpy as np
 from tensorboardX import SummaryWriter  # here, before JAX computes: it changes the environment
 
 from dmljax.files import reading
-from dmljax.files.progress import Progress
 from dmljax.files.run_folder import RunFolder
 from dmljax.files.writing import sync, write_text
+from dmljax.hints import Progress
 from dmljax.train import compilation
 
 # With more steps in flight, the collectives of several CPU devices deadlock.

@@ -12,7 +12,7 @@ import numpy as np
 
 from dmljax.data import pipeline
 from dmljax.files import machine
-from dmljax.files.result import first_best
+from dmljax.files.run_folder import first_best
 from dmljax.train import compilation, initial_state, neighbors
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.train.devices import prefetch, used_params_fn
@@ -288,7 +288,6 @@ def batches(
     }
     if resident is not None:
         options |= {name: getattr(resident, name) for name in ("shapes", "sources")}
-        return pipeline.planned(run.train, transform=run.transform_fn, **options)
     options |= {"cache": run.options.runtime.cache, "unreadable": run.options.unreadable}
     return pipeline.train(run.train, transform_fn=run.transform_fn, **options)
 

@@ -37,7 +37,7 @@ class Resident(NamedTuple):
     """Images on the devices, and how a step makes its batch of them.
 
     `images_fn(batch)` is to be compiled. `batch` has the `arrays` and a batch of
-    `pipeline.planned`, which takes `shapes` and `sources`; the result has images and labels.
+    `pipeline.train`, which takes `shapes` and `sources`; the result has images and labels.
     `note` is for the reader.
     """
 

@@ -1,6 +1,6 @@
 """A run writes `result.json` when its last evaluation is done, or when it fails.
 
-`dmljax.files.result` describes the file.
+`dmljax.files.run_folder` describes the file.
 """
 
 import contextlib
@@ -16,8 +16,7 @@ from typing import Any
 import jax
 
 import dmljax
-from dmljax.files.result import Chosen, Evaluated, Result, read_if_any, write
-from dmljax.files.run_folder import RunFolder
+from dmljax.files.run_folder import Chosen, Evaluated, Result, RunFolder, read_if_any, write
 from dmljax.train import journal
 
 

@@ -12,7 +12,7 @@ from flax import traverse_util
 
 from dmljax.adapt import interpolated
 from dmljax.files import reading
-from dmljax.files import result as results
+from dmljax.files import run_folder as results
 from dmljax.files.run_folder import RunFolder
 from dmljax.train import options as options_lib
 from dmljax.train.checkpoints import Checkpoints

@@ -20,7 +20,7 @@ from typing import Any
 from absl import logging
 
 from dmljax import nets
-from dmljax.files import locks
+from dmljax.files import writing
 from dmljax.files.writing import digest_once, make_folder, sync
 from dmljax.hints import hint
 from dmljax.nets.clip import TOWERS
@@ -169,7 +169,7 @@ def _fetched(
     """Downloads `path` from the first of `urls` that answers, and returns it."""
     make_folder(path.parent)
     lock_path = path.with_name(f"{path.name}.lock")
-    with locks.lock(lock_path, wait=True):  # other processes of a run may fetch the same file
+    with writing.lock(lock_path, wait=True):  # other processes of a run may fetch the same file
         if not path.exists():
             partial = _downloaded(name, urls, path, digest, timeout)
             os.replace(partial, path)

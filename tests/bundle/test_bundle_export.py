@@ -14,7 +14,7 @@ from system import blobs
 from dmljax import main
 from dmljax.bundle import exporting, files, load, models
 from dmljax.bundle.parity import MismatchedProgram, compare
-from dmljax.files import locks
+from dmljax.files import writing
 
 
 def test_a_wrong_program_is_refused_and_nothing_is_left(run_folder, tmp_path, monkeypatch):
@@ -99,7 +99,7 @@ def test_bad_input_ends_with_status_2_and_one_line(tmp_path):
 def test_a_run_that_is_training_or_has_no_checkpoint(run_folder, tmp_path):
     run = shutil.copytree(run_folder, tmp_path / "run")
     with (
-        locks.lock(run / "lock"),
+        writing.lock(run / "lock"),
         pytest.raises(ValueError, match=r"is still training \(process \d+ on"),
     ):
         exporting.export(run, tmp_path / "a.bundle")

@@ -7,7 +7,7 @@ import pytest
 from system import tiny
 
 from dmljax import main, metrics
-from dmljax.files import result as results
+from dmljax.files import run_folder as results
 from dmljax.report import page, scores_file
 from dmljax.runs import training
 from dmljax.train import journal

@@ -155,11 +155,10 @@ def test_images_without_folders_get_clusters_and_near_duplicates(
     assert np.isnan(classes["recall"]).all() and np.isfinite(classes["inside"]).all()
 
 
-def test_a_folder_of_features_that_cannot_be_written_is_named(cache, tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
+def test_a_folder_of_features_that_cannot_be_written_is_named(cache, tmp_path):
+    (tmp_path / "cache" / "features").touch()
     words = ["zero-shot", str(photos(tmp_path)), "--nets=tiny", f"--out={tmp_path / 'out'}"]
     message = r"features cannot be written to .*: Not a directory\. .* by \$DML"
-    monkeypatch.setattr(at_hand, "features_folder", lambda: tmp_path / "file")
     with pytest.raises(OSError, match=message):
         main(words)
 

@@ -117,8 +117,12 @@ def _of_folders(folder, counts, **dataset):
         (dict.fromkeys("abcd", 2), {"split": 0.99}, r"no test images, and 4 .* than 0.99"),
         (dict.fromkeys("abcd", 1), {}, "nothing to score .*: no image has another one"),
         ({"train/a": 2, "query/b": 2, "gallery/c": 2}, {}, "no query has an image of its class in"),
-        ({"train/a": 2, "train/b": 2}, {}, r"photos has train/ and no test/: add it, .* or name"),
-        ({"test/a": 2, "test/b": 2}, {}, r"photos has test/ and no train/: add it, .* or name"),
+        (
+            {"train/a": 2, "train/b": 2},
+            {},
+            r"photos has train/ and no other .*: add it, .* or name",
+        ),
+        ({"test/a": 2, "test/b": 2}, {}, r"photos has test/ and no other .*: add it, .* or name"),
     ],
 )
 def test_splits_without_images_or_positives_are_refused(tmp_path, counts, fields, message):

@@ -11,7 +11,7 @@ from system import tiny
 from dmljax.config import files as config_files
 from dmljax.config import registry
 from dmljax.config.build import build
-from dmljax.files import result as results
+from dmljax.files import run_folder as results
 from dmljax.report import page, scores_file
 from dmljax.runs import folder, training
 from dmljax.train import journal

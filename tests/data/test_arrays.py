@@ -39,13 +39,16 @@ def _faulty(labels=(0, 1), **arrays):
 @pytest.mark.parametrize(
     "arrays, match",
     [
-        (_faulty(images=np.zeros((2, 3, 8, 9), np.uint8)), r"got shape \(2, 3, 8, 9\); channels"),
-        (_faulty(images=np.zeros((2, 0, 0, 3), np.uint8)), r"\(2, 0, 0, 3\) have no pixels"),
+        (_faulty(images=np.zeros((2, 3, 8, 9), np.uint8)), r"\(2, 3, 8, 9\); for"),
+        (
+            _faulty(images=np.zeros((2, 0, 0, 3), np.uint8)),
+            r"pixels, got .* \(2, 0, 0, 3\)",
+        ),
         (_faulty(images=np.zeros((2, 3, 3))), "must be uint8"),
         (_faulty(["a", "b"]), "2 integers, got <U1 .* class_names, labels = np.unique"),
         (_faulty([0, 0, 0]), "2 integers"),
-        (_faulty([-1, 0]), "must be 0 or more, got -1: leave out images"),
-        (_faulty([3, 9], class_names=["a", "b"]), "from 3 to 9, but class_names has 2 names"),
+        (_faulty([-1, 0]), "from -1 to 0, but must be 0 or more.*leave out"),
+        (_faulty([3, 9], class_names=["a", "b"]), "from 3 to 9, but must .* index 2 names"),
         (_faulty([0, 2**32], class_names=["a", "b"]), "run from 0 to 4294967296, but"),
         (_faulty(class_names=["a", "b", "a"]), "class_names has 'a' more than once: give"),
         (_faulty(class_is_test=[0, 7]), "class_is_test must be True or False for each of 2"),

@@ -94,9 +94,8 @@ def test_numbers_in_the_order_of_text_are_noted():
     for form, is_noted in (("{}.0", True), ("{}", False), ("{:02d}.0", False), ("c{}", False)):
         labels, names = splits.encode([form.format(i // 2) for i in range(40)])
         text = _texts(splits.divide(splits.Split(images, labels, names), train=0.5))
-        assert (
-            "note test: classes are numbers in the order of text: 18.0; 19.0; 2.0" in text
-        ) == is_noted
+        note = "note test: classes are numbers in the order of text: 18.0; 19.0; 2.0"
+        assert (note in text) == is_noted
 
 
 def test_some_data_sets_share_classes_by_design(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 from fontTools import ttLib
 from processes import python
 
-from dmljax.data import datasets, glyphs, transforms
+from dmljax.data import datasets, glyphs
 
 
 def _recall(images, labels):
@@ -67,13 +67,3 @@ def test_instances_differ_and_about_half_are_inverted():
     assert len({image.tobytes() for image in images}) == len(images)
     border = np.concatenate([images[:, 0], images[:, -1]], axis=1).mean(axis=(1, 2))
     assert 0.45 < (border > 128).mean() < 0.55
-
-
-def test_training_draws_a_new_distortion_each_time():
-    image = datasets.glyphs().train.records[40]
-    rng = np.random.default_rng(0)
-    (distortion,) = transforms.glyphs_train()
-    views = np.stack([distortion(image, rng) for _ in range(20)])
-    assert views.shape == (20, 32, 32, 1) and len({v.tobytes() for v in views}) == 20
-    nothing = transforms.distort(rotation=0, shear=0, scale=(1, 1), shift=0, invert=0, noise=0)
-    assert (nothing(image, rng) == image).all()

@@ -129,7 +129,7 @@ def test_errors_name_the_value_and_the_fix(tmp_path):
         datasets.folder(root=tmp_path / "nothing")
     with pytest.raises(FileNotFoundError, match="is a file, not a folder"):
         datasets.folder(root=make.put(tmp_path / "file.jpg", make.jpeg()))
-    with pytest.raises(FileNotFoundError, match=r"\(1 image directly in it\).*separate folder"):
+    with pytest.raises(FileNotFoundError, match=r"and 1 image directly in it: .*separate folder"):
         datasets.folder(root=tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="no folder of images"):

@@ -60,7 +60,7 @@ def _segments():
 @pytest.mark.skipif(not pathlib.Path("/proc").is_dir(), reason="counts processes in /proc")
 @pytest.mark.parametrize(
     "how",
-    ["SIGKILL", "SIGTERM", *(pytest.param(h, marks=_slow) for h in ("SIGINT", "close", "raise"))],
+    ["SIGKILL", *(pytest.param(h, marks=_slow) for h in ("SIGTERM", "SIGINT", "close", "raise"))],
 )
 def test_no_process_and_no_shared_memory_remains(tmp_path, how):
     script = tmp_path / "script.py"

@@ -28,41 +28,27 @@ def write(root, texts):
         path.write_text(f"{text}\n")
 
 
-GROUPS = "5:cpu,cpuacct:/job\n4:memory:/job\n0::/pod/job"  # of both versions
-V1 = "sys/fs/cgroup/cpu/job/cpu.cfs_"
-V2 = "sys/fs/cgroup/pod/cpu.max"
+GROUP = "0::/pod/job"
+CPU = "sys/fs/cgroup/pod/cpu.max"
 
 
 @pytest.mark.parametrize(
-    "files, expected",
-    [
-        ({V2: "max 100000"}, 64),
-        ({V2: "400000 100000"}, 4),
-        ({V2: "150000 100000"}, 2),
-        ({f"{V1}quota_us": -1, f"{V1}period_us": 100000}, 64),
-        ({f"{V1}quota_us": 250000, f"{V1}period_us": 100000}, 3),
-        ({f"{V1}quota_us": 10000, f"{V1}period_us": 100000}, 1),
-    ],
+    "limit, expected", [("max 100000", 64), ("400000 100000", 4), ("150000 100000", 2)]
 )
-def test_a_limit_of_the_time_of_cores_counts(tmp_path, monkeypatch, files, expected):
+def test_a_limit_of_the_time_of_cores_counts(tmp_path, monkeypatch, limit, expected):
     monkeypatch.setattr(machine, "_scheduler_cores", lambda: 64)
-    write(tmp_path, {"proc/self/cgroup": GROUPS} | files)
+    write(tmp_path, {"proc/self/cgroup": GROUP, CPU: limit})
     assert machine.core_count(tmp_path) == expected
 
 
 def group(place, *, limit, used, stat="anon 5"):
-    """The files of a group of version 2, or of version 1 below the folder `memory`."""
-    names = ("memory.max", "memory.current", "memory.stat")
-    if place.startswith("memory"):
-        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
-    return {
-        f"sys/fs/cgroup/{place}/{x}": y for x, y in zip(names, (limit, used, stat), strict=True)
-    }
+    """The files of a group."""
+    values = {"max": limit, "current": used, "stat": stat}
+    return {f"sys/fs/cgroup/{place}/memory.{name}": value for name, value in values.items()}
 
 
 UNLIMITED = group("pod/job", limit="max", used=3 * MIB)
 JOB = group("pod/job", limit=6 * MIB, used=1 * MIB)
-INACTIVE = f"inactive_file 7\ntotal_inactive_file {MIB}"
 
 
 @pytest.mark.parametrize(
@@ -75,10 +61,9 @@ INACTIVE = f"inactive_file 7\ntotal_inactive_file {MIB}"
         (JOB | group("pod", limit=4 * MIB, used=2 * MIB, stat=f"inactive_file {MIB}"), 3),
         (JOB | group("pod", limit=4 * MIB, used=9 * MIB), 0),
         (group("", limit=6 * MIB, used=2 * MIB), 4),  # of a container
-        (group("memory/job", limit=6 * MIB, used=4 * MIB, stat=INACTIVE), 3),
     ],
 )
 def test_a_limit_of_memory_counts(tmp_path, files, expected):
     memory = "MemTotal: 9000 kB\nMemAvailable:    8192 kB"
-    write(tmp_path, {"proc/self/cgroup": GROUPS, "proc/meminfo": memory} | files)
+    write(tmp_path, {"proc/self/cgroup": GROUP, "proc/meminfo": memory} | files)
     assert machine.free_memory(tmp_path) == expected * MIB

@@ -17,16 +17,13 @@ def _write(out, text, task=TASK):
     return parts.state(out)
 
 
-@pytest.mark.parametrize("total", [3, 7, 100])
-def test_rows_of_all_parts_are_all_rows_once(total):
+def test_rows_of_all_parts_are_all_rows_once():
     shards = [parts.Shard(i, 3) for i in range(3)]
-    assert [row for shard in shards for row in shard.rows(total)] == list(range(total))
-
-
-@pytest.mark.parametrize("text", ["", "3", "3/3", "4/3", "-1/3", "a/b", "0/0", "1/2/3", "0/1e3"])
-def test_a_shard_that_is_none_is_refused(text):
-    with pytest.raises(ValueError, match="is not I/N"):
-        parts.parse(text)
+    for total in (3, 7, 100):
+        assert [row for shard in shards for row in shard.rows(total)] == list(range(total))
+    for text in ("", "3", "3/3", "4/3", "-1/3", "a/b", "0/0", "1/2/3", "0/1e3"):
+        with pytest.raises(ValueError, match="is not I/N"):
+            parts.parse(text)
 
 
 def test_the_last_part_completes_the_folder(tmp_path):
@@ -72,16 +69,14 @@ def test_a_part_has_one_writer(tmp_path):
         pass
 
 
-def test_parts_of_something_else_and_damaged_ones_are_named(tmp_path):
+def test_parts_of_another_task_and_damaged_ones_are_named(tmp_path):
     for text in ("0/2", "1/2"):
         _write(tmp_path / "a", text)
         _write(tmp_path / "b", text, TASK | {"model": "bb"})
     shutil.rmtree(tmp_path / "a" / "part-1-of-2")
-    with pytest.raises(ValueError, match="part-1-of-2 missing"):
-        parts.read(tmp_path / "a")
     shutil.copytree(tmp_path / "b" / "part-1-of-2", tmp_path / "a" / "part-1-of-2")
-    with pytest.raises(ValueError, match=r"part-1-of-2 in .* is a part of something else"):
-        parts.state(tmp_path / "a")
+    with pytest.raises(ValueError, match="part-1-of-2 missing, damaged or of another task"):
+        parts.read(tmp_path / "a")
     (tmp_path / "b" / "part-0-of-2" / "data.txt").write_text("changed")
-    with pytest.raises(ValueError, match=r"data\.txt is missing or differs from its SHA-256"):
+    with pytest.raises(ValueError, match=r"part-0-of-2 \(data\.txt\) missing, damaged"):
         parts.read(tmp_path / "b", verify=True)

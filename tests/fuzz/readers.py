@@ -130,14 +130,15 @@ def _read_index(path):
 def _results(folder):
     from study_files import finished
 
-    from dmljax.files import result
+    from dmljax.files import run_folder as result
 
     evaluations = [result.Evaluated(step, {"test/R@1": 0.5}) for step in (3, 6)]
     result.write(folder, finished({"test/R@1": 0.5}, "ab", evaluations=evaluations))
 
 
 def _read_result(path):
-    from dmljax.files import reading, result
+    from dmljax.files import reading
+    from dmljax.files import run_folder as result
     from dmljax.studies import outcomes
 
     run = path.parent / "read"

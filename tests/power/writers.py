@@ -32,7 +32,7 @@ class Results:
     def write(self, root):
         from study_files import finished
 
-        from dmljax.files import result
+        from dmljax.files import run_folder as result
         from dmljax.files.writing import make_folder
 
         make_folder(root / "runs" / "photos")
@@ -41,7 +41,7 @@ class Results:
             acknowledge()
 
     def problem(self, root, count):
-        from dmljax.files import result
+        from dmljax.files import run_folder as result
 
         try:
             step = round(10 * result.read(root / "runs" / "photos").scores["test/R@1"])

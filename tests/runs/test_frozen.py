@@ -14,7 +14,7 @@ from dmljax.bundle import exporting
 from dmljax.config import method
 from dmljax.config.build import build
 from dmljax.data.splits import Split
-from dmljax.files import result as results
+from dmljax.files import run_folder as results
 from dmljax.main import main
 from dmljax.methods.assemble import backbone_features
 from dmljax.metrics import per_query

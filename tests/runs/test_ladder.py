@@ -16,7 +16,7 @@ from dmljax import adapt
 from dmljax.bundle import exporting
 from dmljax.config.build import build, digests_of
 from dmljax.files import reading
-from dmljax.files import result as results
+from dmljax.files import run_folder as results
 from dmljax.main import main
 from dmljax.runs import folder, frozen, ladder, training
 

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from system import METHODS, brief, photos, tiny
 
 from dmljax import main, recipes
-from dmljax.files import result as results
+from dmljax.files import run_folder as results
 from dmljax.report import arrays, scores_file
 from dmljax.report import run as run_facts
 from dmljax.runs import export, training

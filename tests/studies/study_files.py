@@ -5,7 +5,7 @@ import json
 import processes
 from system import tiny, write_config
 
-from dmljax.files.result import Chosen, Result
+from dmljax.files.run_folder import Chosen, Result
 
 
 def write_study(folder, *, name="small", **fields):

@@ -16,15 +16,12 @@ from study_files import environment, finished, index, run_folder, study, write_s
 from system import tiny
 
 from dmljax import main
-from dmljax.files import locks
-from dmljax.files import result as results
+from dmljax.files import run_folder as results
+from dmljax.files import writing
 from dmljax.runs import training
 from dmljax.studies import ensembles, outcomes, points, study_file
 from dmljax.studies.executor import Executor
 from dmljax.studies.folder import StudyFolder
-
-# The second cannot run: 90 % of four classes cannot be held out.
-ROWS = {"plain": {}, "broken": {"held_out": 0.9}, "wide": {"method.dim": 8}}
 
 
 def _ended(done, status):
@@ -32,36 +29,34 @@ def _ended(done, status):
     return done
 
 
-def test_a_failing_row_is_a_cell_and_others_finish(tmp_path):
-    write_study(tmp_path, rows=ROWS, baseline="plain", test="welch")
-    done = _ended(study("run", "small.py", folder=tmp_path), 1)
-    assert "broken, seed 0: failed: " in done.stdout
-    lines = {line.split("|")[1].strip(): line for line in done.stdout.splitlines() if "|" in line}
+def test_a_failing_row_is_a_cell_and_others_finish(tmp_path, monkeypatch, capsys):
+    """The first row cannot run: 90 % of four classes cannot be held out."""
+    monkeypatch.chdir(tmp_path)
+    rows = {"broken": {"held_out": 0.9}, "wide": {"method.dim": 8}}
+    write_study(tmp_path, rows=rows, baseline="broken", test="welch")
+    assert main.main(["study", "run", "small.py", "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("-m dmljax.main train --config=tiny.py") == 2
+    assert "2 rows, 2 runs" in printed and not (tmp_path / "runs").exists()
+    printed = _ended(study("run", "small.py", folder=tmp_path), 1).stdout
+    assert "broken, seed 0: failed: " in printed
+    lines = {line.split("|")[1].strip(): line for line in printed.splitlines() if "|" in line}
     assert lines["broken"].count(" failed ") == 3 and "0 of 1, 1 failed" in lines["broken"]
-    assert "(1 run)" in lines["plain"] and "(1 run)" in lines["wide"] and "±" not in lines["wide"]
-    # Exactly what the command line does.
-    folder = run_folder(tmp_path, "wide")
-    command = (folder / "output.txt").read_text().splitlines()[0].removeprefix("$ ")
-    alone = command.replace(str(folder.relative_to(tmp_path)), "alone")
-    assert alone != command
-    subprocess.run(alone, shell=True, cwd=tmp_path, env=environment(), check=True, text=True)
-    same = (folder / "metrics.jsonl").read_bytes() == (
-        tmp_path / "alone/metrics.jsonl"
-    ).read_bytes()
-    assert same and results.read(folder).digests == results.read(tmp_path / "alone").digests
+    assert "(1 run)" in lines["wide"] and "±" not in lines["wide"]
     # A second study shares the run, and the first one has nothing left to do.
+    folder = run_folder(tmp_path, "wide")
     before = (folder / "result.json").stat().st_mtime_ns
-    write_study(tmp_path, name="second", rows={"the same": ROWS["wide"]})
-    _ended(study("run", "second.py", folder=tmp_path), 0)
+    write_study(tmp_path, name="second", rows={"the same": rows["wide"]})
+    assert main.main(["study", "run", "second.py"]) == 0
     assert run_folder(tmp_path, "the same", name="second") == folder
-    again = _ended(study("run", "small.py", folder=tmp_path), 1)
-    assert "[" not in again.stdout.partition("##")[0]
+    capsys.readouterr()
+    assert main.main(["study", "run", "small.py"]) == 1
+    assert "[" not in capsys.readouterr().out.partition("##")[0]
     assert (folder / "result.json").stat().st_mtime_ns == before
-    _ended(study("table", "small.py", "--out=table.csv", folder=tmp_path), 0)
-    rows = list(csv.DictReader((tmp_path / "table.csv").read_text().splitlines()))
-    assert [row["state"] for row in rows] == ["finished", "failed", "finished"]
-    scores = results.read(folder).scores
-    assert float(rows[2]["test/R@1"]) == scores["test/R@1"]
+    assert main.main(["study", "table", "small.py", "--out=table.csv"]) == 0
+    cells = list(csv.DictReader((tmp_path / "table.csv").read_text().splitlines()))
+    assert [row["state"] for row in cells] == ["failed", "finished"]
+    assert float(cells[1]["test/R@1"]) == results.read(folder).scores["test/R@1"]
 
 
 @pytest.mark.slow
@@ -167,15 +162,12 @@ def test_a_line_counts_the_runs_that_are_over_when_it_is_printed(tmp_path, monke
     assert capsys.readouterr().out == "[2/3] plain, seed 0: failed: broken\n"
 
 
-def test_a_dry_run_prints_commands_and_writes_nothing(tmp_path):
-    write_study(tmp_path, rows=ROWS, seeds=2)
-    done = _ended(study("run", "small.py", "--dry-run", folder=tmp_path), 0)
-    assert done.stdout.count("-m dmljax.main train --config=tiny.py") == 6
-    assert "3 rows, 6 runs" in done.stdout and not (tmp_path / "runs").exists()
-
-
 def test_a_lock_is_held_by_the_process_that_inherits_it(tmp_path):
+    """NFS gives exclusive locks to files opened for writing, shared ones to files for reading."""
+    with outcomes.locked(tmp_path, shared=True) as file:
+        assert file.readable() and file.writable()
     with outcomes.locked(tmp_path) as file:
+        assert file.readable() and file.writable()
         sleeper = subprocess.Popen(["sleep", "60"], pass_fds=(file.fileno(),))
     assert outcomes.outcome(tmp_path).state == "running"
     with outcomes.locked(tmp_path) as other:
@@ -183,13 +175,6 @@ def test_a_lock_is_held_by_the_process_that_inherits_it(tmp_path):
     sleeper.kill()
     sleeper.wait()
     assert outcomes.outcome(tmp_path).state == "waiting"
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_lock_file_can_be_read_and_written(tmp_path, shared):
-    """NFS gives an exclusive lock to a file opened for writing, a shared one to one for reading."""
-    with outcomes.locked(tmp_path, shared=shared) as file:
-        assert file.readable() and file.writable()
 
 
 def test_a_folder_that_holds_another_run_is_a_failed_cell(tmp_path):
@@ -370,6 +355,6 @@ def test_a_file_system_without_locks_is_one_line(tmp_path, monkeypatch):
     outcomes.check_locks(tmp_path / "new")
     assert not list((tmp_path / "new").iterdir())
     # As a mount without locks between processes: the second process takes the lock, too.
-    monkeypatch.setattr(locks.fcntl, "flock", lambda *_: None)
+    monkeypatch.setattr(writing.fcntl, "flock", lambda *_: None)
     with pytest.raises(OSError, match=r"has no working locks \(flock\).*--workdir and --runs"):
         outcomes.check_locks(tmp_path)

@@ -1,6 +1,7 @@
 """What a table says: intervals, marks, tests, counts; in every format."""
 
 import csv
+import dataclasses
 import html.parser
 import io
 import re
@@ -10,9 +11,8 @@ import pytest
 from study_files import finished, write_study
 
 from dmljax import metrics
-from dmljax.files.result import Chosen, Evaluated
-from dmljax.hints import shown_duration
-from dmljax.studies import page, printing, study_file, table
+from dmljax.files.run_folder import Chosen, Evaluated
+from dmljax.studies import printing, study_file, table
 from dmljax.studies.outcomes import Outcome
 from dmljax.studies.plan import PlannedRun
 
@@ -22,7 +22,7 @@ def _result(values, *, uses_test=False, candidates=1, rule=None, evaluations=(),
     scores = {name: value / 100 for name, value in values.items()}
     chosen = Chosen(6, score or None, split or None, candidates, "", uses_test)
     result = finished(scores, "0" * 64, chosen=chosen, evaluations=evaluations)
-    return result._replace(pretraining=pretraining)
+    return dataclasses.replace(result, pretraining=pretraining)
 
 
 def _table(folder, values_by_row, *, outcomes=(), results=None, name_of_score="R@1", **fields):
@@ -107,7 +107,7 @@ def test_a_difference_without_spread_is_not_tested(tmp_path, test):
     text = printing.as_markdown(study_table)
     assert "-2.27, wins 0 of 5; no spread between runs: no test" in text
     assert not any(words in text for words in ("**", "can see", "nan", "p <"))
-    assert "class=unresolved" in page.as_html(study_table)
+    assert "class=unresolved" in printing.as_html(study_table)
     more = _table(tmp_path, values | {"b": [x + 5 for x in B]}, baseline="a", test=test)
     tested = more.rows[2].comparisons["R@1"]
     assert tested.p == tested.difference.p  # the row without a test does not count for Holm
@@ -212,7 +212,8 @@ def test_a_rule_reads_the_evaluations_of_other_runs(tmp_path):
         scores, uses, count = table.chosen_scores(result, rule)
         assert (scores["val/R@1"], uses, count) == (score, uses_test, candidates)
     # A run that reloaded by test scores has read them, whatever the rule.
-    result = result._replace(chosen=result.chosen._replace(uses_test=True))
+    chosen = dataclasses.replace(result.chosen, uses_test=True)
+    result = dataclasses.replace(result, chosen=chosen)
     assert not table.chosen_scores(result, "last")[1]
     for rule in ("last", "val/R@1"):
         assert table.chosen_scores(result, rule, reloads=True)[1]
@@ -230,13 +231,6 @@ def test_provenance(tmp_path):
         assert words in text
     assert "test 30 images of 3 classes" in text and "Pretraining: none" in text
     assert f"{len(A)}.0 minutes of runs" in text  # `finished` takes a minute
-
-
-@pytest.mark.parametrize(
-    "seconds, shown", [(7, "7 seconds"), (90, "1.5 minutes"), (9000, "2.5 hours")]
-)
-def test_a_short_study_is_not_said_to_take_no_hours(seconds, shown):
-    assert shown_duration(seconds) == shown
 
 
 def test_ensembles_are_paired_with_the_seeds_of_other_rows(tmp_path):
@@ -271,7 +265,7 @@ def test_html_has_a_dot_for_every_seed(tmp_path):
         def handle_data(self, data):
             self.titles += (data,)
 
-    text = page.as_html(_table(tmp_path, {"a": A, "<b>": B}, **COMPARED))
+    text = printing.as_html(_table(tmp_path, {"a": A, "<b>": B}, **COMPARED))
     counter = Counter()
     counter.feed(text)
     assert counter.tags.count("circle") == 10 and "b" not in counter.tags

@@ -23,7 +23,7 @@ from dmljax.data.image_folders import folder as folder_set
 from dmljax.data.splits import Split, Splits, images_of, subset
 from dmljax.data.transforms.transform import Transform, bind
 from dmljax.files import parts
-from dmljax.files import result as results
+from dmljax.files import run_folder as results
 from dmljax.main import main
 from dmljax.methods.assemble import backbone_features
 from dmljax.report import page

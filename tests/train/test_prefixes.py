@@ -10,7 +10,7 @@ from system import METHODS, blobs, photos, tiny
 from dmljax import bundle
 from dmljax.bundle import exporting
 from dmljax.config.build import build
-from dmljax.files import result as results
+from dmljax.files import run_folder as results
 from dmljax.main import main
 from dmljax.report import page
 from dmljax.runs import folder as run_folder

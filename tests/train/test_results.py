@@ -14,7 +14,7 @@ from system import blobs, photos, tiny
 
 from dmljax.config import build, fields
 from dmljax.data import datasets, digest
-from dmljax.files.result import read
+from dmljax.files.run_folder import read
 from dmljax.files.writing import tensors_digest
 from dmljax.runs import training
 from dmljax.train import journal, loop, results

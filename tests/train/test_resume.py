@@ -13,7 +13,7 @@ from system import METHODS, tiny
 
 from dmljax import methods
 from dmljax.config.build import build
-from dmljax.files import locks
+from dmljax.files import writing
 from dmljax.runs import training
 from dmljax.train import journal, loop
 from dmljax.train.checkpoints import Checkpoints
@@ -202,7 +202,7 @@ def test_a_resumed_run_may_change_only_fields_without_effect_on_its_result(finis
 
 def test_a_workdir_in_use_is_refused(tmp_path):
     (tmp_path / "run").mkdir()
-    lock_file = locks.lock(tmp_path / "run" / "lock")
+    lock_file = writing.lock(tmp_path / "run" / "lock")
     with pytest.raises(ValueError, match=f"in use by process {os.getpid()}"):
         training.run(tiny(tmp_path), tmp_path / "run")
     lock_file.close()

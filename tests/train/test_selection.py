@@ -9,7 +9,7 @@ from system import photos, tiny
 
 from dmljax.config.build import build
 from dmljax.data import datasets
-from dmljax.files import result as results
+from dmljax.files import run_folder as results
 from dmljax.runs import folder as run_folder
 from dmljax.runs import training
 from dmljax.train import journal

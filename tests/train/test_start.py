@@ -10,7 +10,7 @@ from processes import same
 from system import METHODS, brief, tiny
 
 from dmljax.config import build
-from dmljax.files import result as results
+from dmljax.files import run_folder as results
 from dmljax.runs import folder as run_folder
 from dmljax.runs import training
 from dmljax.train.checkpoints import Checkpoints
