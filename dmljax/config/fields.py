@@ -89,9 +89,10 @@ def _written_out(values: Any, section: Any) -> Any:
             value = None
         elif isinstance(value, str):
             value = {"name": value}
+        elif value is True:
+            value = {}
         elif isinstance(value, int | float):
-            first = dataclasses.fields(settings[0])[1].name
-            value = {} if value is True else {first: value}
+            value = {x.name: value for x in dataclasses.fields(settings[0])[1:2]} or value
         if isinstance(value, dict) and "name" not in value and field.name not in SECTIONS:
             fitting = [x for x in settings if {*value} <= {*x.__dataclass_fields__}]
             name = ([*fitting, *settings][0]).__dataclass_fields__["name"].default
