@@ -109,7 +109,7 @@ def test_chunks_are_refused_where_they_would_change_the_gradient(tmp_path):
     assert "batch norm" in refusal(tmp_path, **fields)
     dvml = {"name": "dvml", "dim": 4, "samples": 2}
     assert "split loss" in refusal(tmp_path, method=dvml, **fields)
-    assert "chunk must be 1 or more" in refusal(tmp_path, chunk=0, runtime={"devices": 1})
+    assert "chunk must be at least 1" in refusal(tmp_path, chunk=0, runtime={"devices": 1})
 
 
 NORMS = {True: layers.frozen_batch_norm, False: layers.batch_norm}

@@ -432,7 +432,7 @@ def test_a_bundle_joins_the_backbone_and_the_head(source, tmp_path):
             "whiten is a number from 0 .PCA. to 1, not 2.0",
         ),
         (METHODS["abe"] | {"start": None}, "trained=last needs a pretrained backbone"),
-        ({"features": "kept"}, "features has no setting 'kept'. It has: cached, computed"),
+        ({"features": "kept"}, "features.name must be 'computed' or 'cached', got 'kept'"),
     ],
 )
 def test_what_cannot_be_cached_is_refused(source, tmp_path, fields, words):

@@ -138,7 +138,7 @@ def test_what_folds_refuse(tmp_path):
         build(tiny(tmp_path, held_out={"count": 3}))
     with pytest.raises(ValueError, match=r"held_out has no field 'fraction'. It has: count, index"):
         build(tiny(tmp_path, held_out={"name": "fold", "fraction": 0.5}))
-    with pytest.raises(ValueError, match=r"held_out has no setting 'folds': did you mean 'fold'"):
+    with pytest.raises(ValueError, match=r"held_out.name must be 'last' or 'fold', got 'folds'"):
         build(tiny(tmp_path, held_out="folds"))
 
 

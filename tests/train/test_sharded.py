@@ -238,7 +238,7 @@ def test_what_cannot_be_shared_is_refused_in_one_line(tmp_path):
     message = refusal(tmp_path, runtime={"sharded": "classes"})  # pairs
     assert "which this method has not" in message
     message = refusal(tmp_path, runtime={"sharded": "stage"})
-    assert "'all' or None, not 'stage'" in message
+    assert "'all' or None, got 'stage'" in message
     for field, value, words in (
         ("sample", 0.0, "above 0 and at most 1"),
         ("sample", 1.5, "above 0 and at most 1"),
