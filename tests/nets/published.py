@@ -3,7 +3,6 @@
 The values in the files are drawn again here, so that the tests need no torch.
 """
 
-import functools
 import json
 import pathlib
 import sys
@@ -34,14 +33,14 @@ def net(name, **keywords):
     return getattr(nets, CASES[name]["net"])(**keywords | tuples)
 
 
-@functools.cache  # files of other namings have the same net
-def apply_fn(net):
-    return jit(lambda v, x: net.apply(v, x, train=False))
+COMPILED = {}  # functions by their nets, as files of other namings have the same one
 
 
 def apply(name, variables, x, **keywords):
     """Outputs as float32."""
-    outputs = apply_fn(net(name, **keywords))(variables, x)
+    model = net(name, **keywords)
+    compiled = COMPILED.setdefault(repr(model), jit(lambda v, x: model.apply(v, x, train=False)))
+    outputs = compiled(variables, x)
     return {key: np.asarray(value, np.float32) for key, value in outputs.items()}
 
 
