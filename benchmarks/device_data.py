@@ -26,7 +26,7 @@ from dmljax import main as dmljax_main
 from dmljax.config.build import build
 from dmljax.data import datasets, prepare, transforms
 from dmljax.data.transforms.transform import bind
-from dmljax.train import augment, initial_state, loop, resident
+from dmljax.train import augment, loop, resident
 from dmljax.train.devices import prefetch
 
 dmljax_main.tune_cpu()  # as in a run
@@ -88,7 +88,7 @@ class Contestant:
         self._arrays = {} if data is None else data.arrays
         self._data, self._ahead = data, ahead
         self._step_fn = loop.compiled_step(self.run, data)
-        self._state = initial_state.first_state(self.run)
+        self._state = start.first_state(self.run)
         self._signal = jax.device_put(
             np.zeros(self.run.shards.size, np.int32), self.run.shards.rows
         )

@@ -110,7 +110,7 @@ def train(
     from dmljax.train import loop
     from dmljax.train.devices import prefetch
     from dmljax.train.evaluation import Evaluator
-    from dmljax.train.initial_state import first_state
+    from dmljax.train.start import first_state
     from dmljax.train.step import train_step
 
     main.tune_cpu()

@@ -9,6 +9,7 @@ optimizer and a checkpoint of their size. It takes about as long as a gradient w
 kernels.
 """
 
+import contextlib
 import math
 import re
 from typing import Any
@@ -37,12 +38,9 @@ def lora(key: jax.Array, params: Any, *, rank: int = 8, targets: str | None = No
     names = {"/".join(path): path for path in kernels}
     if targets is None:
         targets = r"attn/qkv/kernel$" if any("attn/qkv/" in name for name in names) else "."
-    try:
+    chosen: list[tuple[str, ...]] = []
+    with contextlib.suppress(re.error):
         chosen = [names[name] for name in sorted(names) if re.search(targets, name)]
-    except re.error as error:
-        raise ValueError(
-            f"lora: targets={targets!r} is not a regular expression: {error}"
-        ) from error
     if not chosen:
         raise ValueError(
             f"lora: targets={targets!r} matches no kernel of a linear layer or 1 x 1 convolution, "

@@ -53,21 +53,15 @@ def blocks(method: Method, *, count: int = 4) -> Adapted:
 
     `adapt.blocks` says what a block is. No gradient is computed below the first of these blocks.
     """
-    if count < 1:
-        raise ValueError(f"trained: count must be 1 or more, not {count}: 'last' trains no block")
 
     def frozen_fn(params):
         paths = _backbone(method, params)
         blocks = blocks_of(paths)
-        if not blocks.total:
+        if not 1 <= count <= blocks.total:
             raise ValueError(
-                f"trained=blocks: this net has no blocks in a known order (its parameters are "
-                f"{', '.join(paths[:3])}, ...): take optimizer.groups with frozen=True"
-            )
-        if count > blocks.total:
-            raise ValueError(
-                f"trained=blocks: count={count} is above the {blocks.total} blocks of this net; "
-                "'all' trains all of it"
+                f"trained=blocks: count={count} must be from 1 to {blocks.total}, the blocks of "
+                f"this net in a known order (its parameters are {', '.join(paths[:3])}, ...): "
+                "take 'all' or 'last', or optimizer.groups with frozen=True"
             )
         return frozenset(path for path in paths if blocks.of[path] < blocks.total - count)
 

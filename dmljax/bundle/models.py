@@ -20,7 +20,7 @@ import numpy as np
 from jax import export
 from jax.interpreters import partial_eval
 
-from dmljax.adapt import path_of
+from dmljax.adapt.trees import path_of
 from dmljax.bundle import files
 from dmljax.files import reading
 

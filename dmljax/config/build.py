@@ -13,7 +13,7 @@ from dmljax.config.optimizer import optimizer_of
 from dmljax.data import digest as data_digests
 from dmljax.methods import assemble
 from dmljax.methods.base import Inspect, Method
-from dmljax.train import attention_choice, devices, initial_state, start
+from dmljax.train import attention_choice, devices, start
 from dmljax.train.run import Run
 from dmljax.train.step import check_chunks, init_state
 
@@ -65,8 +65,8 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         params, model_state = init_method(key, backbone)
         return start.replaced(class_rows.padded(params), model_state, others)
 
-    unpadded, model_state = jax.eval_shape(lambda: init_method(initial_state.key_of(0)))
-    taken = method.taken_of(options, trained, unpadded, model_state)
+    unpadded, model_state = jax.eval_shape(lambda: init_method(start.key_of(0)))
+    method.check_start(options, trained, unpadded)
     sharded = options.runtime.sharded
     class_rows = devices.class_rows(
         trained, unpadded, classes=classes, shards=shards, sharded=sharded
@@ -93,7 +93,6 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         attention_note=attention_note,
         frozen=frozen,
         adapted=adapted,
-        taken=taken,
         start_arrays_fn=method.arrays_of,
         method=trained,
         optimizer=optimizer,

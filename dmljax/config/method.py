@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import jax
 from flax import traverse_util
 
-from dmljax import adapt, at_hand
+from dmljax import at_hand
 from dmljax import weights as weights_lib
 from dmljax.adapt import distilled
 from dmljax.adapt.trained import Adapted
+from dmljax.adapt.trees import paths_of, paths_under
 from dmljax.config.data import transform_of
 from dmljax.config.fields import named, options_of, short
 from dmljax.config.registry import chosen
@@ -23,7 +24,7 @@ from dmljax.hints import check_all
 from dmljax.methods import assemble
 from dmljax.methods.base import Method, RandomMiner
 from dmljax.nets import layers, normalizations
-from dmljax.train import initial_state, start
+from dmljax.train import start
 from dmljax.train.options import Cached, Options, Spec
 from dmljax.weights import expected_normalization, expected_preprocessing
 from dmljax.weights.converted import file_digest
@@ -222,7 +223,7 @@ def _cache(
 def weights_digest(options: Options) -> str | None:
     """Returns the digest of the file of pretrained weights; None without one."""
     weights = options.net.get("weights")
-    initial_state.check_file(weights)
+    start.check_file(weights)
     return None if weights is None else file_digest(weights)
 
 
@@ -244,7 +245,7 @@ def first_weights(folder: str | None, weights: str | None) -> str | None:
 def arrays_of(origin: start.Start, image_shape: Sequence[int]) -> dict[str, Any]:
     """Returns the arrays of a run to start from, with its adapters merged into the kernels.
 
-    Its checkpoints may leave out parts of the backbone (`initial_state.base_of`), which its file of
+    Its checkpoints may leave out parts of the backbone (`start.base_of`), which its file of
     weights has.
     """
     arrays = start.read(origin)
@@ -256,30 +257,25 @@ def arrays_of(origin: start.Start, image_shape: Sequence[int]) -> dict[str, Any]
     adapted = adapted_of(options, net, classes=2)
     if file is not None and adapted.method.backbone == ("net",):
         digest = results.read(origin.folder).digests.get("weights")
-        initial_state.check_file(file, digest=digest, run=str(origin.folder))
+        start.check_file(file, digest=digest, run=str(origin.folder))
         variables = weights_lib.load(file, net, image_shape=image_shape, report_fn=lambda *_: None)
         arrays = start.flat({"net": variables["params"]}, {}) | arrays
     trees = traverse_util.unflatten_dict(arrays, sep="/")
     return start.flat(adapted.merge_fn(trees["params"]), trees)
 
 
-def taken_of(options: Options, method: Method, params: Any, model_state: Any) -> start.Taken | None:
-    """Returns what a run that starts from another one may take from it besides the backbone."""
+def check_start(options: Options, method: Method, params: Any) -> None:
+    """Raises unless the method says where its backbone is, and what a run may take from another."""
     origin, name = options.start, options.method["name"]
-    backbone = adapt.paths_under(method.backbone, adapt.paths_of(params))
-    if not backbone and (origin is not None or options.trained["name"] != "all"):
+    needs_backbone = origin is not None or options.trained["name"] != "all"
+    if needs_backbone and not paths_under(method.backbone, paths_of(params)):
         raise ValueError(
             f"the method {name} has no parameters at {', '.join(method.backbone)}: say where its "
             "backbone is by Method(..., backbone=...)"
         )
-    if origin is None or origin.takes != "all":
-        return None
-    if method.per_class is None:
+    if origin is not None and origin.takes == "all" and method.per_class is None:
         raise ValueError(
             f"start: the method {name} does not say which parameters have a row for each class: "
             "write Method(..., per_class=()) for none, or take the backbone alone by "
             "--config.start.takes=backbone"
         )
-    names = start.flat(params, model_state)
-    per_class = adapt.paths_under([f"params/{path}" for path in method.per_class], names)
-    return start.Taken(names, frozenset(per_class), frozenset(backbone))

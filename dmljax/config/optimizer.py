@@ -8,6 +8,7 @@ from typing import Any
 import optax
 
 from dmljax import adapt
+from dmljax.adapt.trees import paths_of, paths_under
 from dmljax.config.data import EpochEnd, steps
 from dmljax.config.registry import extras_of
 from dmljax.files import schema
@@ -51,8 +52,8 @@ def optimizer_of(
         lengths["at"] = [to_steps(at, field="schedule.at") for at in options.schedule["at"]]
     schedule = options.schedule.partial(total=total, **lengths)
     optimizer = optimizers.build(spec.function(), schedule=schedule, backbone=backbone, **keywords)
-    paths = adapt.paths_of(params)
-    net_paths, layer_decay = adapt.paths_under(backbone, paths), spec.get("layer_decay", 1.0)
+    paths = paths_of(params)
+    net_paths, layer_decay = paths_under(backbone, paths), spec.get("layer_decay", 1.0)
     some = ", ".join(paths[:: max(1, len(paths) // 4)])
     problems = {
         f"optimizer.groups: {group['path']!r} matches no parameter, such as {some}": (

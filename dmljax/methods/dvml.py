@@ -276,14 +276,9 @@ def dvml(
             params["probe"] = _probe_params(key, width, classes)
         return assemble.with_backbone(params, model_state, backbone)
 
-    def sample(outputs, count, key):
-        return sample_variations(
-            outputs["mean"],
-            outputs["log_variance"],
-            samples=count,
-            deviation_fn=deviation_fn,
-            key=key,
-        )
+    def sample(outputs, samples, key):
+        options = {"samples": samples, "deviation_fn": deviation_fn, "key": key}
+        return sample_variations(outputs["mean"], outputs["log_variance"], **options)
 
     def decode(params, model_state, f, z, in_phase_2):
         """Returns (reconstruction loss, model_state), in one program for both phases."""

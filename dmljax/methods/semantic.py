@@ -92,14 +92,10 @@ def semantic_proxies(
     def init(key, batch, *, backbone=None):
         params, model_state = plain.init(key, batch, backbone=backbone)
         total, d = block_count(params["net"]), params["proxies"].shape[-1]
-        if not total:
-            raise ValueError(
-                "method=semantic_proxies: this net has no tokens: take a vision transformer, such "
-                "as dinov2_s14, or the method proxies"
-            )
         if depth > total:
             raise ValueError(
-                f"method=semantic_proxies: depth={depth} is above the {total} blocks of this net"
+                f"method=semantic_proxies: depth={depth} is above the {total} blocks of this net "
+                "that read tokens: take a vision transformer, such as dinov2_s14, or less"
             )
         fold = functools.partial(jax.random.fold_in, key)
         rows = prompts(fold(_PROMPTS), params["net"], (classes, depth, count))

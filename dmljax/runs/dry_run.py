@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dmljax.adapt import paths_of
+from dmljax.adapt.trees import paths_of
 from dmljax.config import files as config_files
 from dmljax.config.build import build
 from dmljax.runs import ladder, topologies, training

@@ -12,7 +12,8 @@ import numpy as np
 from safetensors.numpy import save
 
 from dmljax import vectors
-from dmljax.adapt import path_of, trained
+from dmljax.adapt import trained
+from dmljax.adapt.trees import path_of
 from dmljax.data.prepare import MARKS
 from dmljax.data.splits import Split, record_name, subset
 from dmljax.files import parts

@@ -21,7 +21,7 @@ from dmljax.files.run_folder import RunFolder
 from dmljax.files.writing import Taken, lock, make_folder, write_json
 from dmljax.report import scores_file
 from dmljax.report.scores_file import QueryScores
-from dmljax.train import compilation, hosts, initial_state, optimizers
+from dmljax.train import compilation, hosts, optimizers, start
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.train.evaluation import Evaluator
 from dmljax.train.journal import table
@@ -171,7 +171,7 @@ def _recorded_digests(files: RunFolder) -> dict[str, Any]:
 
 def _state(run: Run, workdir: pathlib.Path, step: int | None) -> TrainState:
     files = RunFolder(workdir)
-    base = initial_state.base_of(run, digest=_recorded_digests(files).get("weights"))
+    base = start.base_of(run, digest=_recorded_digests(files).get("weights"))
     with Checkpoints(files.checkpoints, base=base, class_rows=run.class_rows) as checkpoints:
         steps = checkpoints.steps()
         if step is None:

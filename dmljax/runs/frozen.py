@@ -21,7 +21,7 @@ from dmljax.files.writing import finite
 from dmljax.report import comparison, scores_file
 from dmljax.report.scores_file import QueryScores
 from dmljax.runs import folder
-from dmljax.train import initial_state
+from dmljax.train import start
 from dmljax.train.evaluation import MAIN, Evaluator
 from dmljax.train.journal import Journal
 from dmljax.train.run import Run
@@ -100,7 +100,7 @@ def _baselines(
     scores = {x: scores_file.read(p) for x, p in folders.items() if RunFolder(p).scores.exists()}
     missing = [] if evaluator is None else [split for split in folders if split not in scores]
     if evaluator is not None and missing:
-        embed_fn = evaluator.frozen_fn(initial_state.backbone(run))
+        embed_fn = evaluator.frozen_fn(start.backbone(run))
         for split in missing:
             x = embed_fn(run.splits[split])
             scores[split] = folder.query_scores(run, x, workdir, split=split, step=0)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from dmljax import metrics
-from dmljax.adapt import path_of
+from dmljax.adapt.trees import path_of
 from dmljax.data.splits import Split
 from dmljax.files.run_folder import Chosen, RunFolder, first_best
 from dmljax.hints import counted
@@ -15,7 +15,7 @@ from dmljax.nets.layers import impl
 from dmljax.report import pictures
 from dmljax.report.scores_file import QueryScores
 from dmljax.runs.folder import describe_clustering, describe_score
-from dmljax.train import initial_state
+from dmljax.train import start
 from dmljax.train.devices import describe_determinism
 from dmljax.train.evaluation import MAIN, Evaluation
 from dmljax.train.journal import read, table
@@ -58,7 +58,7 @@ def header(run: Run, state: TrainState) -> list[str]:
     hint = None
     if not (run.weights or run.options.start):
         names = run.options.net["name"], run.options.dataset["name"]
-        hint = initial_state.missing_weights_note(*names)
+        hint = start.missing_weights_note(*names)
     return [x for x in (hint, line, run.input_note) if x]
 
 

@@ -16,13 +16,13 @@ from dmljax.files.run_folder import RunFolder
 from dmljax.hints import counted
 from dmljax.report import pictures as drawing
 from dmljax.runs import folder, frozen, page, summary
-from dmljax.train import compilation, features, initial_state, loop, resident, results
+from dmljax.train import compilation, features, loop, resident
 from dmljax.train import start as start_lib
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.train.devices import check_determinism, on_every_device
 from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
 from dmljax.train.interrupts import Interrupts, Stopped
-from dmljax.train.journal import Journal, read
+from dmljax.train.journal import Journal, Report, read
 from dmljax.train.options import Movie
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
@@ -54,11 +54,11 @@ def run(
         Checkpoints(
             RunFolder(workdir).checkpoints,
             keep=run.options.checkpoint.keep,
-            base=initial_state.base_of(run),
+            base=start_lib.base_of(run),
             class_rows=run.class_rows,
         ) as checkpoints,
     ):
-        report = results.Report(workdir, source=source, digests=run_digests._asdict(), start=start)
+        report = Report(workdir, source=source, digests=run_digests._asdict(), start=start)
         try:
             return _train_and_report(run, workdir, checkpoints, report)
         except Exception as error:
@@ -71,7 +71,7 @@ def check(run: Run) -> None:
     if (count := run.options.runtime.devices or 0) > run.shards.size:
         here = counted(run.shards.size, "device")
         raise ValueError(f"runtime.devices={count}, and this process has {here}: leave it out")
-    initial_state.check_weights(run)
+    start_lib.check_weights(run)
 
 
 def compute_features(config: Any, *, shard: parts.Shard) -> tuple[int, pathlib.Path]:
@@ -80,19 +80,20 @@ def compute_features(config: Any, *, shard: parts.Shard) -> tuple[int, pathlib.P
     if run.cache is None:
         raise ValueError("--features needs a config with features='cached', such as folder.py")
     check(run)
-    count = features.compute_of_run(run, initial_state.first_state(run), shard=shard)
+    count = features.compute_of_run(run, start_lib.first_state(run), shard=shard)
     return count, run.cache.entries[0].folder.parent
 
 
 def _train_and_report(
-    run: Run, workdir: pathlib.Path, checkpoints: Checkpoints, report: results.Report
+    run: Run, workdir: pathlib.Path, checkpoints: Checkpoints, report: Report
 ) -> dict[str, float]:
     origin: list[str] = []
-    restored = loop.restore(run, checkpoints, report, say=origin.append)
+    restored = start_lib.restore(run, checkpoints, say=origin.append)
+    report.earlier_seconds = restored.seconds
     start_step = int(restored.state.step)
     features.compute_of_run(run, restored.state)
     if start_step == 0:
-        restored = restored._replace(state=features.centered(run, restored.state))
+        restored = restored._replace(state=start_lib.centered(run, restored.state))
     with contextlib.ExitStack() as stack:
         journal = Journal(
             workdir,
@@ -177,7 +178,7 @@ class _Observer(NamedTuple):
         if line := summary.below_pixels(self.run, step, self.workdir):
             self.journal.say(line)
 
-    def after(self, state: TrainState, evaluation: Evaluation, report: results.Report) -> None:
+    def after(self, state: TrainState, evaluation: Evaluation, report: Report) -> None:
         """Writes the last lines of a run, `result.json`, scores of queries, page and movie."""
         run, workdir, say = self.run, self.workdir, self.journal.say
         files, step, movie = RunFolder(workdir), int(state.step), run.options.pictures

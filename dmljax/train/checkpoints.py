@@ -24,7 +24,7 @@ import jax
 from absl import logging
 from flax import traverse_util
 
-from dmljax.adapt import path_of
+from dmljax.adapt.trees import path_of
 from dmljax.files import reading
 from dmljax.files.run_folder import first_best
 from dmljax.files.writing import make_folder, sha256, sync, write_text
@@ -43,8 +43,8 @@ class Base(NamedTuple):
     `paths` are theirs, and `params_fn()` gives all parameters of the run before its first step.
     """
 
-    paths: Set[str]
-    params_fn: Callable[[], Any]
+    paths: Set[str] = frozenset()
+    params_fn: Callable[[], Any] = dict
 
 
 class Checkpoints:
@@ -66,13 +66,12 @@ class Checkpoints:
         class_rows: ClassRows = ClassRows(),  # noqa: B008  a tuple
     ):
         python_logging.getLogger("absl").addFilter(_shorten)
-        self._base = base or Base(frozenset(), dict)
+        self._base = base or Base()
         self._class_rows = class_rows
         self.folder = pathlib.Path(folder).absolute()
         make_folder(self.folder)
         self._keep = keep
         self._saving: _Saving | None = None
-        self._scores: dict[int, float | None] = {}  # of steps whose score was needed already
         # The step that was saved last. All processes must agree on it, although a shared folder may
         # look different to each of them.
         self._last = -1
@@ -100,17 +99,26 @@ class Checkpoints:
             return
         self._last = step
         self.wait()
-        items = {
-            "params": _without(state.params, self._base.paths),
-            "train": _train_item(state),
-        }
-        self._scores[step] = None if score is None or math.isnan(score) else float(score)
-        notes = {"run": json.dumps(run), "score": self._scores[step]}
+        score = None if score is None or math.isnan(score) else float(score)
+        notes = {"run": json.dumps(run), "score": score}
         with self._writing(step):
             response = ocp.save_checkpointables_async(
-                self.folder / str(step), items, custom_metadata=notes, overwrite=overwrite
+                self.folder / str(step),
+                self._items(state),
+                custom_metadata=notes,
+                overwrite=overwrite,
             )
         self._saving = _Saving(step, functools.partial(self._confirm, response, step))
+
+    def _items(self, state: Any) -> dict[str, Any]:
+        """Returns the items of a checkpoint; `state` may hold shapes or shardings."""
+        _, params, model_state, opt_state = state
+        if self._base.paths:
+            flat = traverse_util.flatten_dict(params)
+            flat = {k: x for k, x in flat.items() if "/".join(k) not in self._base.paths}
+            params = traverse_util.unflatten_dict(flat)
+        train = {"step": state.step, "model_state": model_state, "opt_state": opt_state}
+        return {"params": params, "train": train}
 
     @contextlib.contextmanager
     def _writing(self, step: int) -> Iterator[None]:
@@ -188,33 +196,23 @@ class Checkpoints:
 
         Compares the checkpoint with `shapes` before it reads anything.
         """
-        left_out = self._base.paths
-        expected = {"params": _without(shapes.params, left_out), "train": _train_item(shapes)}
+        expected = self._items(shapes)
         self._compare(step, expected)
         if isinstance(sharding, jax.sharding.Sharding):
             sharding = jax.tree.map(lambda _: sharding, shapes)
-        abstract = jax.tree.map(
-            lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s),
-            expected,
-            {"params": _without(sharding.params, left_out), "train": _train_item(sharding)},
-        )
-        items = self._load(step, abstract)
+        items = self._load(step, expected, self._items(sharding))
         params, train = items["params"], items["train"]
-        if left_out:
+        if self._base.paths:
             base = dict(traverse_util.flatten_dict(self._base.params_fn(), keep_empty_nodes=True))
             params = traverse_util.unflatten_dict(base | traverse_util.flatten_dict(params))
-        state = TrainState(train["step"], params, train["model_state"], train["opt_state"])
-        return state, self.run(step)
+        return TrainState(params=params, **train), self.run(step)
 
     def arrays(self, step: int) -> tuple[dict, dict]:
         """Reads the items `params` and `train` as nested dicts, whatever their shapes."""
-        sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        shapes = self._metadata(step).metadata
-        abstract = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding),
-            {name: shapes[name] for name in ("params", "train")},
-        )
-        items = self._load(step, abstract)
+        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        saved = self._metadata(step).metadata
+        shapes = {name: saved[name] for name in ("params", "train")}
+        items = self._load(step, shapes, jax.tree.map(lambda _: here, shapes))
         return items["params"], items["train"]
 
     def run(self, step: int) -> dict:
@@ -226,15 +224,12 @@ class Checkpoints:
 
         None if none has a score.
         """
-
         return hosts.on_process_0(
             lambda: self._best_of([step for step in self.steps() if self.fault(step) is None])
         )
 
     def _best_of(self, steps: list[int]) -> int | None:
-        for step in set(steps) - set(self._scores):
-            self._scores[step] = self._metadata(step).custom_metadata["score"]
-        scores = {step: self._scores[step] for step in steps}
+        scores = {step: self._metadata(step).custom_metadata["score"] for step in steps}
         return first_best({step: x for step, x in scores.items() if x is not None})
 
     def _metadata(self, step: int) -> Any:
@@ -242,9 +237,12 @@ class Checkpoints:
 
         return ocp.checkpointables_metadata(self.folder / str(step))
 
-    def _load(self, step: int, abstract: dict) -> dict:
+    def _load(self, step: int, shapes: dict, shardings: dict) -> dict:
         from orbax.checkpoint import v1 as ocp
 
+        abstract = jax.tree.map(
+            lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), shapes, shardings
+        )
         # Only the zeros after the rows of classes are cut or added: `_compare` has refused others.
         context = ocp.Context()
         context.array.loading.enable_padding_and_truncation = True
@@ -253,17 +251,18 @@ class Checkpoints:
 
     def _compare(self, step: int, expected: dict) -> None:
         saved = self._metadata(step).metadata
-        for item in expected:
-            old = {p: tuple(a.shape) for p, a in _flat(saved[item])}
-            new = {p: tuple(a.shape) for p, a in _flat(expected[item])}
-            for path in sorted(set(old) | set(new)):
-                if old.get(path) != new.get(path) and not self._differ_in_zeros(
-                    path, old.get(path), new.get(path)
-                ):
-                    raise ValueError(
-                        f"checkpoint {step} of {self.folder} does not fit: {item}/{path} is "
-                        f"{old.get(path, 'missing')} there and {new.get(path, 'unknown')} here"
-                    )
+        trees = ({item: saved[item] for item in expected}, expected)
+        old, new = (
+            {path_of(keys): tuple(a.shape) for keys, a in jax.tree.leaves_with_path(tree)}
+            for tree in trees
+        )
+        for path in sorted(old | new):
+            there, here = old.get(path, "missing"), new.get(path, "unknown")
+            if there != here and not self._differ_in_zeros(path, old.get(path), new.get(path)):
+                raise ValueError(
+                    f"checkpoint {step} of {self.folder} does not fit: {path} is {there} there "
+                    f"and {here} here"
+                )
 
     def _differ_in_zeros(self, path: str, *shapes: tuple[int, ...] | None) -> bool:
         """Returns True if two shapes differ only in the rows after the rows of the classes."""
@@ -332,22 +331,6 @@ def _shorten(record: python_logging.LogRecord) -> bool:
         _Saving.logged_error = error
         _warn_once("a checkpoint cannot be written: %s", _reason(error))
     return False
-
-
-def _train_item(state: TrainState) -> dict:
-    return {"step": state.step, "model_state": state.model_state, "opt_state": state.opt_state}
-
-
-def _without(params: Any, paths: Set[str]) -> Any:
-    """Returns the parameters, as nested dicts, that do not lie at `paths`."""
-    if not paths:
-        return params
-    flat = traverse_util.flatten_dict(params)
-    return traverse_util.unflatten_dict({k: x for k, x in flat.items() if "/".join(k) not in paths})
-
-
-def _flat(tree: Any) -> list[tuple[str, Any]]:
-    return [(path_of(keys), a) for keys, a in jax.tree_util.tree_flatten_with_path(tree)[0]]
 
 
 def _checksum(folder: pathlib.Path) -> str:

@@ -16,8 +16,10 @@ from absl import logging
 from dmljax import at_hand
 
 _FOLDER = "jax_compilation_cache_dir"
-_MAX_BYTES = 4 << 30  # then jax deletes the programs that were not used for the longest time
-_LEAST_SECONDS = 0.2  # a program that is compiled faster is not kept
+_LIMITS = {  # Above 4 GiB, jax deletes the programs that were not used for the longest time.
+    "jax_compilation_cache_max_size": 4 << 30,
+    "jax_persistent_cache_min_compile_time_secs": 0.2,
+}
 
 
 class Compiled(NamedTuple):
@@ -65,12 +67,8 @@ def keep_programs() -> None:
     except (OSError, filelock.Timeout) as error:
         logging.warning(f"compiled programs are not kept: {error}. Set DMLJAX_CACHE to a folder")
         return
-    values = {
-        _FOLDER: str(folder),
-        "jax_compilation_cache_max_size": _MAX_BYTES,
-        "jax_persistent_cache_min_compile_time_secs": _LEAST_SECONDS,
-    }
-    for name, value in values.items():
+    jax.config.update(_FOLDER, str(folder))
+    for name, value in _LIMITS.items():
         if name.upper() not in os.environ:
             jax.config.update(name, value)
 
@@ -128,17 +126,13 @@ def multiply_adds(jaxpr: Any) -> int:
             shape = equation.invars[0].aval.shape
             total += equation.outvars[0].aval.size * math.prod(shape[axis] for axis in axes)
         inner = [multiply_adds(j) for j in jax.extend.core.jaxprs_in_params(equation.params)]
-        if equation.primitive.name == "cond":
-            total += max(inner, default=0)
-        else:
-            total += sum(inner) * _rounds(equation)
+        match equation.primitive.name:
+            case "cond":
+                total += max(inner)
+            case "scan":
+                total += sum(inner) * equation.params["length"]
+            case "shard_map":
+                total += sum(inner) * equation.params["mesh"].size
+            case _:
+                total += sum(inner)
     return total
-
-
-def _rounds(equation: Any) -> int:
-    """Returns how often the inner programs of an equation run, on all devices together."""
-    if equation.primitive.name == "scan":
-        return equation.params["length"]
-    if equation.primitive.name == "shard_map":
-        return equation.params["mesh"].size
-    return 1

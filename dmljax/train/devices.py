@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from dmljax import adapt
+from dmljax.adapt.trees import path_of, paths_under
 from dmljax.methods.base import Method
 from dmljax.ops import Array
 
@@ -174,7 +174,7 @@ class ClassRows(NamedTuple):
         if self.rows == self.classes:
             return params
         return jax.tree_util.tree_map_with_path(
-            lambda keys, x: with_rows(x, count) if adapt.path_of(keys) in self.paths else x, params
+            lambda keys, x: with_rows(x, count) if path_of(keys) in self.paths else x, params
         )
 
 
@@ -183,10 +183,10 @@ def class_rows(
 ) -> ClassRows:
     """Finds the rows of classes among the parameters (or their shapes) of a method."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
-    sizes = {adapt.path_of(keys): x.shape[:1] for keys, x in leaves}
+    sizes = {path_of(keys): x.shape[:1] for keys, x in leaves}
     # Without a split loss, the embeddings cannot be sent to the rows.
     folders = method.per_class if method.per_class and method.split_loss is not None else ()
-    paths = frozenset(p for p in adapt.paths_under(folders, sizes) if sizes[p] == (classes,))
+    paths = frozenset(p for p in paths_under(folders, sizes) if sizes[p] == (classes,))
     if sharded == "classes" and not paths:
         raise ValueError(
             "runtime.sharded='classes' splits parameters with a row for each class, which this "
@@ -223,7 +223,7 @@ def of_state(
     split_fields = {"state": {"opt_state"}, "all": {"opt_state", "params"}}.get(sharded or "", ())
 
     def choose(keys, leaf):
-        path = adapt.path_of(keys)
+        path = path_of(keys)
         has_rows = class_rows.is_split and leaf.shape[:1] == (class_rows.rows,)
         if has_rows and class_rows.contains(path):
             return shards.rows
@@ -244,7 +244,7 @@ def used_params_fn(
     """
 
     def gathered(keys, x):
-        if class_rows.is_split and class_rows.contains(adapt.path_of(keys)):
+        if class_rows.is_split and class_rows.contains(path_of(keys)):
             return x
         return jax.lax.with_sharding_constraint(x, shards.everywhere)
 

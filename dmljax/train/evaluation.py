@@ -17,7 +17,7 @@ from dmljax.methods.base import Inspect
 from dmljax.metrics.reports import values_of_queries
 from dmljax.train import features, hosts, optimizers
 from dmljax.train.devices import with_rows
-from dmljax.train.embedding import embed
+from dmljax.train.features import embed
 from dmljax.train.interrupts import Interrupts
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
@@ -57,18 +57,17 @@ def score(
     search = split.search(embeddings)
     if depth is not None:
         ranking_fns = {**ranking_fns, **_cut(depth, search)}
-    shared: dict[str, Any] = {}
+    options: dict[str, Any] = {"devices": devices}
     if sum_fn is not None and jax.process_count() > 1:
-        shared = {"share": (jax.process_index(), jax.process_count()), "sum_fn": sum_fn}
+        options |= {"share": (jax.process_index(), jax.process_count()), "sum_fn": sum_fn}
     scores = metrics.retrieval(
         search.embeddings,
         search.labels,
         ks=([k for k in ks if k <= search.candidates] or [1]) if ks else [],
         metric_fns=ranking_fns,
         average=average,
-        devices=devices,
         **search.options,
-        **shared,
+        **options,
     )
     points, labels = embeddings[search.readable], split.labels[search.readable]
     if clustering_fns:
@@ -78,22 +77,17 @@ def score(
             metric_fns=clustering_fns,
             seeds=seeds,
             starts=starts,
-            devices=devices,
             **kmeans_options,
-            **shared,
+            **options,
         )
     for name, embedding_fn in embedding_fns.items():
-        scores[name] = _number(name, embedding_fn(points, labels))
+        value = np.asarray(embedding_fn(points, labels))
+        if value.ndim or not np.issubdtype(value.dtype, np.number):
+            raise ValueError(f"the metric {name} must return one number, not {value!r}")
+        scores[name] = float(value)
     if missing := int((~search.readable).sum()):
         scores["unreadable"] = missing
     return scores
-
-
-def _number(name: str, value: Any) -> float:
-    """Returns the value of a metric, which must be one number."""
-    if np.ndim(value) or not np.issubdtype(np.asarray(value).dtype, np.number):
-        raise ValueError(f"the metric {name} must return one number, not {value!r}")
-    return float(value)
 
 
 def cut_names(depth: int | str | None) -> tuple[str, ...]:
@@ -103,15 +97,13 @@ def cut_names(depth: int | str | None) -> tuple[str, ...]:
 
 def _cut(depth: int | str, search: Search) -> dict[str, Callable]:
     """Returns the functions of ranks that cut at `depth`, by their names."""
-    names = cut_names(depth)
-    if isinstance(depth, str):
+    k = depth
+    if isinstance(k, str):
         counts = np.bincount(search.item_labels, minlength=search.labels.max(initial=0) + 1)
-        depth = max(1, int(counts[search.labels].max(initial=0)) - search.within)
+        k = max(1, int(counts[search.labels].max(initial=0)) - search.within)
     functions = (metrics.map_at_k, metrics.reciprocal_rank_at_k)
-    return {
-        name: functools.partial(function, k=depth)
-        for name, function in zip(names, functions, strict=True)
-    }
+    cut = (functools.partial(function, k=k) for function in functions)
+    return dict(zip(cut_names(depth), cut, strict=True))
 
 
 def prefix_name(dim: int) -> str:
@@ -179,16 +171,13 @@ class Evaluator:
             by_split[name] = embeddings = self.embeddings(state, split)
             values = self.scores(state, embeddings, split, clustering=clustering)
             scores |= {f"{name}/{k}": v for k, v in values.items()}
-        held_out = by_split.get("val")
-        return Evaluation(
-            scores, by_split.get("test"), None if held_out is None else held_out[MAIN]
-        )
+        return Evaluation(scores, by_split.get("test"), by_split.get("val", {}).get(MAIN))
 
     def embeddings(self, state: TrainState, split: Split) -> dict[str, np.ndarray]:
         """Embeds every image: the main embedding under `MAIN`, parts under their names."""
         features.compute_of_run(self._run, state)
-        params = optimizers.averaged(state.params, state.opt_state)
-        return self._embed(lambda x: self._embed_fn(params, state.model_state, x), split)
+        variables = optimizers.averaged(state.params, state.opt_state), state.model_state
+        return self._embed(functools.partial(self._embed_fn, *variables), split)
 
     def frozen_fn(self, backbone: Mapping[str, Any]) -> Callable[[Split], np.ndarray]:
         """Returns a function that computes the pooled features of a split as unit vectors.
@@ -206,20 +195,19 @@ class Evaluator:
         self, state: TrainState, split: Split, *, key: jax.Array
     ) -> dict[str, np.ndarray]:
         """Computes `Inspect.synthetic_features`; every batch draws its own samples."""
-        params = optimizers.averaged(state.params, state.opt_state)
+        variables = optimizers.averaged(state.params, state.opt_state), state.model_state
         numbers = itertools.count()
 
         @jax.jit
-        def features_fn(params, model_state, images, key):
+        def features_fn(variables, images, key):
             real = self._run.normalize_fn(with_rows(images, self._run.options.evaluate.batch_size))
-            features = self._inspect.synthetic_features(params, model_state, real, key=key)
+            features = self._inspect.synthetic_features(*variables, real, key=key)
             return jax.tree.map(lambda rows: with_rows(rows, len(images)), features)
 
-        def of_batch(images):
-            batch_key = jax.random.fold_in(key, next(numbers))
-            return features_fn(params, state.model_state, images, batch_key)
-
-        return self._embed(of_batch, split)
+        return self._embed(
+            lambda images: features_fn(variables, images, jax.random.fold_in(key, next(numbers))),
+            split,
+        )
 
     def pixel_scores(self) -> dict[str, float] | None:
         """Computes scores of the raw test pixels, as a baseline; None if it is too large."""
@@ -245,12 +233,16 @@ class Evaluator:
         main = embeddings[MAIN]
         scores = self.main_scores(main, split, clustering=clustering)
         scores |= self._part_scores(embeddings, split)
-        for dim in self._run.method.prefixes:
-            values = self._ranking_scores(vectors.prefix(main, dim), split)
-            scores |= {f"{prefix_name(dim)}/{name}": value for name, value in values.items()}
+        others = {prefix_name(d): vectors.prefix(main, d) for d in self._run.method.prefixes}
         if "refined" in options.rankings:
-            values = self._ranking_scores(self._refined(state, main, split), split)
-            scores |= {f"refined/{name}": value for name, value in values.items()}
+            assert self._inspect.refine is not None
+            variables = optimizers.averaged(state.params, state.opt_state), state.model_state
+            masks = {"query": split.query, "gallery": split.gallery}
+            others["refined"] = np.asarray(self._inspect.refine(*variables, main, **masks))
+        asked = {"ks": self._run.metrics.ks, "ranking_fns": self._run.metrics.ranking_fns}
+        for name, x in others.items():
+            values = self._score(x, split, **asked, clustering_fns={})
+            scores |= {f"{name}/{k}": v for k, v in values.items()}
         if "mean_distance" in options.rankings:
             parts = {name: x for name, x in embeddings.items() if name != MAIN}
             scores |= self.mean_distance_scores(parts, split)
@@ -258,31 +250,21 @@ class Evaluator:
             scores["knn"] = self._knn(state, main, split)
         return scores
 
-    def _ranking_scores(self, embeddings: np.ndarray, split: Split) -> dict[str, float]:
-        ks, ranking_fns = self._run.metrics.ks, self._run.metrics.ranking_fns
-        return self._score(embeddings, split, ks=ks, ranking_fns=ranking_fns, clustering_fns={})
-
     def main_scores(
         self, embeddings: np.ndarray, split: Split, *, clustering: bool = True
     ) -> dict[str, float]:
         """Computes the scores of the vectors alone, which need neither the net nor its parts."""
-        options, run_metrics = self._run.options.evaluate, self._run.metrics
+        options, run_metrics = self._run.options.evaluate, self._run.metrics._asdict()
+        if not clustering:
+            run_metrics["clustering_fns"] = {}
         of_kmeans: dict[str, Any] = {}
         if (kmeans := options.clustering) is not None:
             of_kmeans = {"seeds": kmeans.seeds, "starts": kmeans.starts}
             if kmeans.name == "scikit_learn":
                 of_kmeans["kmeans_options"] = metrics.SCIKIT_LEARN_KMEANS
-        return self._score(
-            embeddings,
-            split,
-            ks=run_metrics.ks,
-            ranking_fns=run_metrics.ranking_fns,
-            clustering_fns=run_metrics.clustering_fns if clustering else {},
-            embedding_fns=run_metrics.embedding_fns,
-            **of_kmeans,
-            depth=options.depth,
-            devices=self._run.shards.mesh.local_devices,
-        )
+        devices = self._run.shards.mesh.local_devices
+        of_kmeans |= {"depth": options.depth, "devices": devices}
+        return self._score(embeddings, split, **run_metrics, **of_kmeans)
 
     def mean_distance_scores(self, parts: Mapping[str, np.ndarray], split: Split) -> dict:
         """Computes scores of the parts {name: [n d]} by `retrieval.mean_distance_ranks`.
@@ -303,17 +285,15 @@ class Evaluator:
 
     def _part_scores(self, embeddings: dict[str, np.ndarray], split: Split) -> dict[str, float]:
         """Computes R@K of every part, such as a learner of an ensemble, and the mean over parts."""
-        ks = self._run.metrics.ks or (1,)
-        recalls = {}
-        for name, embedding in embeddings.items():
-            if name != MAIN:
-                values = self._score(embedding, split, ks=ks, ranking_fns={}, clustering_fns={})
-                recalls[name] = {k: v for k, v in values.items() if k.startswith("R@")}
-        scores = {f"{part}/{k}": v for part, values in recalls.items() for k, v in values.items()}
-        if len(recalls) > 1:
-            for k in next(iter(recalls.values())):
-                scores[f"{MEAN}/{k}"] = float(np.mean([values[k] for values in recalls.values()]))
-        return scores
+        options = {"ks": self._run.metrics.ks or (1,), "ranking_fns": {}, "clustering_fns": {}}
+        scores, sums = {}, collections.defaultdict[str, list[float]](list)
+        for name in [x for x in embeddings if x != MAIN]:
+            for k, value in self._score(embeddings[name], split, **options).items():
+                if k.startswith("R@"):
+                    scores[f"{name}/{k}"] = value
+                    sums[k].append(value)
+        means = {f"{MEAN}/{k}": float(np.mean(x)) for k, x in sums.items() if len(x) > 1}
+        return scores | means
 
     def _embed(self, embed_fn: Callable, split: Split) -> Any:
         return embed(
@@ -327,16 +307,6 @@ class Evaluator:
             unreadable=self._run.options.unreadable,
             skipped=self._skipped,
             interrupts=self._interrupts,
-        )
-
-    def _refined(self, state: TrainState, embeddings: np.ndarray, split: Split) -> np.ndarray:
-        """Returns the embeddings of a split after the method has refined them by each other."""
-        assert self._inspect.refine is not None
-        params = optimizers.averaged(state.params, state.opt_state)
-        return np.asarray(
-            self._inspect.refine(
-                params, state.model_state, embeddings, query=split.query, gallery=split.gallery
-            )
         )
 
     def _knn(self, state: TrainState, embeddings: np.ndarray, split: Split) -> float:

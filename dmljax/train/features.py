@@ -1,7 +1,7 @@
-"""Features of a frozen backbone, computed once for every image: `data.features.Cache` is filled.
+"""Applies a function to every image of a split; keeps the features of a frozen backbone on disk.
 
-Files of some hundred rows are written, each completely or not at all. A killed process continues
-with the first file that does not exist.
+`data.features.Cache` is filled with files of some hundred rows, each written completely or not at
+all. A killed process continues with the first file that does not exist.
 """
 
 import collections
@@ -9,30 +9,103 @@ import functools
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
-from flax import traverse_util
 
+from dmljax.data import pipeline
 from dmljax.data.features import Cache, Entry
-from dmljax.data.splits import images_of, subset
+from dmljax.data.splits import Split, images_of
+from dmljax.data.transforms.transform import Transform
 from dmljax.files import parts, reading
 from dmljax.files.writing import write_array
 from dmljax.hints import Progress
 from dmljax.methods.assemble import backbone_features
 from dmljax.train import devices, hosts
-from dmljax.train.devices import Shardings
-from dmljax.train.embedding import embed, embedded_batches
+from dmljax.train.devices import Shardings, on_every_device, prefetch, requested_ahead
+from dmljax.train.interrupts import Interrupts
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
 _FILE_ROWS = 256
 _LEAST_TIMED = 64  # images; fewer may have been read while the first batch was compiled
-_CENTERED_IMAGES = 10_000
-_SHRINKAGE = 0.1
 _OPTION = "--config.runtime.features"
+
+
+def embed(embed_fn: Callable[..., Any], split: Split, **options: Any) -> Any:
+    """Returns `embed_fn(images)` of every image of a split, in order, as float32 numpy arrays.
+
+    `options` as for `embedded_batches`. Rows of images that cannot be read are NaN.
+    """
+    results = None
+    for outputs, where, rows in embedded_batches(embed_fn, split, **options):
+        if results is None:
+            results = jax.tree.map(
+                lambda x: np.full((len(split), *x.shape[1:]), np.nan, np.float32), outputs
+            )
+        pairs = zip(jax.tree.leaves(results), jax.tree.leaves(outputs), strict=True)
+        for result, output in pairs:
+            result[rows[where]] = output[where]
+    return results
+
+
+def embedded_batches(
+    embed_fn: Callable[..., Any],
+    split: Split,
+    *,
+    transform_fn: Transform | Callable,
+    batch_size: int,
+    shards: Shardings,
+    rows: range | None = None,
+    cache: bool | dict[int, np.ndarray] = False,
+    workers: int = 0,
+    unreadable: str = "raise",
+    skipped: collections.Counter[str] | None = None,
+    interrupts: Interrupts | None = None,
+) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
+    """Yields `(embed_fn(images), where, rows)` of all batches of a split, as numpy arrays.
+
+    `embed_fn` receives batches of one size, uint8 on the devices, and returns an array `[b ...]` or
+    a tree of them. `rows [b]` are the rows of the split (-1 for padding), and `where [b]` is False
+    for padding and, with `unreadable='skip'`, for images that cannot be read. Such images are
+    counted in `skipped`; a name that it already contains is not logged again. With the argument
+    `rows`, only these images are read. After a signal, `interrupts` end the embedding between two
+    batches.
+    """
+
+    def compute(batch: dict[str, jax.Array]) -> Any:
+        signal = None if interrupts is None else interrupts.row()
+        tree = (embed_fn(batch["images"]), batch["where"], batch["indices"], signal)
+        return on_every_device(tree, shards)
+
+    if interrupts is not None:
+        interrupts.agree()
+    with pipeline.evaluation(
+        split,
+        transform_fn=transform_fn,
+        batch_size=batch_size,
+        host=jax.process_index() if shards.hosts > 1 else 0,
+        hosts=shards.hosts,
+        padded=shards.padded(batch_size),
+        cache=cache,
+        workers=workers,
+        unreadable=unreadable,
+        skipped=skipped,
+        rows=rows,
+    ) as batches:
+        # The next batch is in the queue of the devices before the host takes a result.
+        for tree in requested_ahead(map(compute, prefetch(batches, shards.rows))):
+            outputs, where, indices, signal = jax.device_get(tree)
+            if interrupts is not None:
+                interrupts.agree_by_row(signal)
+            if not all(np.isfinite(x[where]).all() for x in jax.tree.leaves(outputs)):
+                raise FloatingPointError(
+                    "embeddings are not finite: the parameters of the net are not, or the images "
+                    "are not normalized as in training"
+                )
+            yield outputs, where, indices
 
 
 def compute_of_run(run: Run, state: TrainState, *, shard: parts.Shard | None = None) -> int:
@@ -68,79 +141,6 @@ def compute_of_run(run: Run, state: TrainState, *, shard: parts.Shard | None = N
         for entry in cache.entries:
             hosts.check_shared(entry.folder / parts.TASK, option=_OPTION)
     return count
-
-
-def centered(run: Run, state: TrainState) -> TrainState:
-    """Returns the state with mean, scale and directions of the features in `CenteredDense`.
-
-    The scale is the mean norm of centered features over the square root of their width. The kernel
-    gets the principal directions, each divided by a power of its deviation (`run.whiten`). They
-    are measured on at most 10,000 training images, as for evaluation. Without such a layer, the
-    state stays as it is.
-    """
-    statistics = traverse_util.flatten_dict(state.model_state.get("batch_stats", {}))
-    layers = [path[:-1] for path in statistics if path[-1] == "scale"]
-    layers = [layer for layer in layers if (*layer, "mean") in statistics]
-    if run.taken is not None:  # Layers of the run to start from are fitted already.
-        layers = [layer for layer in layers if not np.any(np.asarray(statistics[*layer, "mean"]))]
-    if not layers:
-        return state
-    if run.pooled_output is None:
-        raise ValueError(
-            "dense_fn='centered_dense' needs pooled features: leave out method.pool_fn"
-        )
-    rows = np.random.default_rng(0).permutation(len(run.train))[:_CENTERED_IMAGES]
-    train = subset(run.train, np.sort(rows))
-    features = embed(
-        features_fn(run, (state.params, state.model_state), output=run.pooled_output),
-        train,
-        transform_fn=run.eval_transform_fn,
-        batch_size=run.options.evaluate.batch_size,
-        shards=run.shards,
-        workers=run.workers(train),
-        unreadable=run.options.unreadable,
-    )
-    features = features[np.isfinite(features).all(axis=1)].astype(np.float64)
-    mean = features.mean(axis=0)
-    size = np.linalg.norm(features - mean, axis=1).mean() / np.sqrt(len(mean))
-    size = size if size > 0 else 1.0
-    params = traverse_util.flatten_dict(state.params)
-    for layer in layers:
-        kernel = params[*layer, "kernel"]
-        directions = whitened((features - mean) / size, kernel.shape[1], run.whiten)
-        params[*layer, "kernel"] = _like(kernel, directions)
-        for name, value in (("mean", mean), ("scale", size)):
-            statistics[*layer, name] = _like(statistics[*layer, name], value)
-    model_state = {**state.model_state, "batch_stats": traverse_util.unflatten_dict(statistics)}
-    return state._replace(params=traverse_util.unflatten_dict(params), model_state=model_state)
-
-
-def whitened(features: np.ndarray, dim: int, amount: float = 0.5) -> np.ndarray:
-    """Computes `dim` directions `[width dim]` of centered features, to initialize a head.
-
-    Principal directions, each divided by (variance + a tenth of their mean variance)^(amount / 2):
-    0 is PCA, 1 is whitening. The tenth keeps directions of little variance from becoming noise.
-    Where the features have fewer directions, random ones are added, orthogonal to these
-    as long as the width allows. The mean norm of the columns is 1 in square.
-    """
-    _, values, rows = np.linalg.svd(features, full_matrices=False)
-    directions, variances = rows.T, np.square(values) / len(features)
-    if (missing := dim - directions.shape[1]) > 0:
-        others = np.random.default_rng(0).normal(size=(features.shape[1], missing))
-        if dim <= features.shape[1]:
-            others = np.linalg.qr(others - directions @ (directions.T @ others))[0]
-        else:
-            others /= np.linalg.norm(others, axis=0)
-        directions = np.concatenate([directions, others], axis=1)
-        variances = np.concatenate([variances, np.zeros(missing)])
-    directions, variances = directions[:, :dim], variances[:dim]
-    floor = _SHRINKAGE * variances.mean()
-    kernel = directions / np.maximum(variances + floor, 1e-12) ** (amount / 2)
-    return kernel * np.sqrt(dim) / np.linalg.norm(kernel)
-
-
-def _like(old: jax.Array, value: Any) -> jax.Array:
-    return jax.device_put(np.asarray(value, np.float32).reshape(old.shape), old.sharding)
 
 
 def features_fn(run: Run, variables: tuple[Any, Any], *, output: str) -> Callable[[Any], jax.Array]:
@@ -190,10 +190,7 @@ def compute(
 
 def _parts_of(entry: Entry) -> list[parts.Shard]:
     """Returns the parts of an unfinished entry; one part for a new one."""
-    try:
-        count = reading.json_file(entry.folder / parts.TASK)["parts"]
-    except (FileNotFoundError, NotADirectoryError):  # `parts.claimed` says what is wrong
-        count = 1
+    count = reading.json_object_or_empty(entry.folder / parts.TASK).get("parts", 1)
     return [parts.Shard(index, count) for index in range(count)]
 
 

@@ -37,10 +37,10 @@ def start(
     With `detect`, jax asks Slurm, a TPU pod or Kubernetes for the arguments that are None.
     """
     flags = {"--coordinator": coordinator, "--processes": processes, "--process": process}
-    missing = [flag for flag, value in flags.items() if value is None]
-    if not detect and len(missing) == len(flags):
+    missing = [] if detect else [flag for flag, value in flags.items() if value is None]
+    if len(missing) == len(flags):
         return False
-    if not detect and missing:
+    if missing:
         raise ValueError(f"{' and '.join(missing)} must be given too, or --distributed")
     # The service's handler would swallow SIGTERM until training begins. The train loop handles the
     # signal itself (`interrupts`).
@@ -70,17 +70,17 @@ def on_process_0(fn: Callable[[], Any], *, waiting_fn: Callable[[], None] = lamb
     if jax.process_count() == 1:
         return fn()
     key = f"dmljax/answer/{next(_calls)}"
-    if jax.process_index() == 0:
-        answer: dict[str, Any] = {"failed": True}
-        try:
-            answer = {"value": fn()}
-        finally:
-            _client().key_value_set(key, json.dumps(answer))
-    else:
+    if jax.process_index():
         answer = json.loads(_wait(key, waiting_fn))
-    if "failed" in answer:
-        raise Process0Failed
-    return answer["value"]
+        if not answer:
+            raise Process0Failed
+        return answer[0]
+    answer = []
+    try:
+        answer = [fn()]
+    finally:
+        _client().key_value_set(key, json.dumps(answer))
+    return answer[0]
 
 
 def highest(number: int, *, waiting_fn: Callable[[], None] = lambda: None) -> int:

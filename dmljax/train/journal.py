@@ -1,16 +1,21 @@
-"""The log of a run: metrics, speed, and lines on the terminal.
+"""What a run reports: metrics, speed, lines on the terminal, and its result.
 
 `metrics.jsonl` holds what the run computes, one line per report. A run that was interrupted and
 resumed writes the same bytes as one that was not (on GPUs with `runtime.deterministic`). Speed and
-memory are in `speed.jsonl`. TensorBoard gets both.
+memory are in `speed.jsonl`. TensorBoard gets both. `result.json` (`dmljax.files.run_folder`) is written
+after the last evaluation, or when the run fails.
 """
 
 import collections
 import contextlib
+import functools
+import importlib.metadata
 import json
 import os
 import pathlib
+import platform
 import resource
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +25,9 @@ import jax
 import numpy as np
 from tensorboardX import SummaryWriter  # here, before JAX computes: it changes the environment
 
+import dmljax
 from dmljax.files import reading
-from dmljax.files.run_folder import RunFolder
+from dmljax.files.run_folder import Chosen, Evaluated, Result, RunFolder, read_if_any, write
 from dmljax.files.writing import sync, write_text
 from dmljax.hints import Progress
 from dmljax.train import compilation
@@ -82,8 +88,7 @@ class Journal:
         `unreadable` is the number of images that this process has skipped.
         """
         seconds = max(time.perf_counter() - self._start, 1e-9)
-        steps = max(step - self._last_step, 1)
-        compiled = compilation.compiled()
+        steps, compiled = max(step - self._last_step, 1), compilation.compiled()
         speed = {
             "images_per_second": steps * batch / seconds,
             "step_seconds": seconds / steps,
@@ -93,7 +98,9 @@ class Journal:
             "compile_seconds": compiled.seconds,
             "memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         }
-        speed |= _device_memory()
+        stats = [device.memory_stats() or {} for device in jax.local_devices()]
+        if peaks := [x["peak_bytes_in_use"] for x in stats if "peak_bytes_in_use" in x]:
+            speed["device_memory_gib"] = max(peaks) / 2**30
         speed |= {"unreadable": unreadable} if unreadable else {}
         self._append(self._metrics, step, metrics, "train")
         self._append(self._speed, step, speed, "speed")
@@ -159,30 +166,18 @@ class Journal:
             self._board.add_scalar(f"{kind}/{name}", value, step)
 
 
-def _device_memory() -> dict[str, float]:
-    """Returns the peak memory of the devices of this process, if they report it."""
-    all_stats = [device.memory_stats() or {} for device in jax.local_devices()]
-    peaks = [stats["peak_bytes_in_use"] for stats in all_stats if "peak_bytes_in_use" in stats]
-    return {"device_memory_gib": max(peaks) / 2**30} if peaks else {}
-
-
 def _cut(path: pathlib.Path, step: int, *, repeats_evaluation: bool) -> None:
-    """Drops lines after the step from which the run continues, and torn lines."""
-    dropped = ("test/", "val/") if repeats_evaluation else ()
+    """Drops torn lines, and lines after the step from which the run continues."""
     if not path.exists():
         return
-    lines = path.read_text().splitlines(keepends=True)
-    write_text(path, "".join(line for line in lines if _is_kept(line, step, dropped)))
-
-
-def _is_kept(line: str, step: int, dropped: tuple[str, ...]) -> bool:
-    """Returns True for a complete line up to `step` that has no `dropped` score of `step`."""
-    try:
-        row = reading.json_value(line)
-        is_dropped = row["step"] == step and any(name.startswith(dropped) for name in row)
-        return line.endswith("\n") and row["step"] <= step and not is_dropped
-    except (ValueError, KeyError, TypeError):
-        return False
+    dropped, kept = ("test/", "val/") if repeats_evaluation else (), []
+    for line in path.read_text().splitlines(keepends=True):
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            row = reading.json_value(line)
+            is_dropped = row["step"] == step and any(name.startswith(dropped) for name in row)
+            if line.endswith("\n") and row["step"] <= step and not is_dropped:
+                kept.append(line)
+    write_text(path, "".join(kept))
 
 
 read = reading.json_lines  # of metrics.jsonl and speed.jsonl
@@ -198,16 +193,12 @@ def table(scores: Mapping[str, float]) -> str:
         if not name.endswith("_std") and not isinstance(value, dict):
             part, _, score = name.rpartition("/")
             parts.setdefault(part, {})[score] = value
-    tables = []
-    for is_whole, names in dict.fromkeys((not part, tuple(v)) for part, v in parts.items() if v):
-        rows = [["", *names]]
-        rows += [
-            [part, *map(_cell, values.values())]
-            for part, values in parts.items()
-            if (not part, tuple(values)) == (is_whole, names)
-        ]
-        tables.append(_rows([row[is_whole:] for row in rows]))
-    return "\n".join(tables)
+    tables: dict[tuple, list[list[str]]] = {}
+    for part, values in parts.items():
+        if values:
+            rows = tables.setdefault((not part, *values), [["", *values]])
+            rows.append([part, *map(_cell, values.values())])
+    return "\n".join(_rows([row[key[0] :] for row in rows]) for key, rows in tables.items())
 
 
 def _cell(value: float) -> str:
@@ -269,3 +260,84 @@ class PendingMetrics:
 def mean(window: list[dict[str, float]]) -> dict[str, float]:
     """Averages every metric over several steps."""
     return {name: float(np.mean([metrics[name] for metrics in window])) for name in window[-1]}
+
+
+class Report:
+    """Writes the result of one run: `finished`, or `failed` with an error."""
+
+    def __init__(
+        self, workdir: pathlib.Path, *, source: str, digests: Mapping[str, str | None], start: float
+    ):
+        """Reads versions and devices; `start` is the `time.monotonic` at which the run began."""
+        config, _, argument = source.partition(":")
+        self._workdir, self._start = workdir, start
+        device = jax.devices()[0]
+        packages = ("jax", "jaxlib", "flax", "optax", "numpy")
+        self._facts: dict[str, Any] = {
+            "config": pathlib.Path(config).stem,
+            "argument": argument,
+            "digests": dict(digests),
+            "devices": {
+                "count": jax.device_count(),
+                "platform": device.platform,
+                "kind": device.device_kind,
+                "processes": jax.process_count(),
+                "host": platform.node(),
+            },
+            "versions": {"dmljax": dmljax.__version__, "python": platform.python_version()}
+            | {name: importlib.metadata.version(name) for name in packages},
+            "code": code(),  # now: files may change while the run lasts
+        }
+        self.earlier_seconds = 0.0  # of the processes before this one
+        present = read_if_any(workdir)
+        if jax.process_index() == 0 and (present is None or present.status != "finished"):
+            RunFolder(workdir).result.unlink(missing_ok=True)  # what an earlier process failed with
+
+    def seconds(self) -> float:
+        """Returns the seconds that this run has taken so far."""
+        return self.earlier_seconds + time.monotonic() - self._start
+
+    def finished(self, chosen: Chosen, scores: Mapping[str, float], **facts: Any) -> None:
+        """Writes the result of a run that came to its end."""
+        step = max((row["step"] for row in self._rows()), default=chosen.step)
+        self._write("finished", step=step, chosen=chosen, scores=dict(scores), **facts)
+
+    def failed(self, error: Exception, **facts: Any) -> None:
+        """Writes that a run ended with an error, if the folder can be written."""
+        status = "diverged" if isinstance(error, FloatingPointError) else "failed"
+        facts["message"] = " ".join(str(error).split()) or type(error).__name__
+        with contextlib.suppress(OSError):
+            self._write(status, step=getattr(error, "step", None), chosen=None, scores={}, **facts)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return read(RunFolder(self._workdir).metrics)
+
+    def _write(self, status: str, message: str = "", **facts: Any) -> None:
+        if jax.process_index() == 0:
+            scores: dict[int, dict[str, float | None]] = {}
+            for row in self._rows():
+                if values := {k: v for k, v in row.items() if k.startswith(("test/", "val/"))}:
+                    scores.setdefault(row["step"], {}).update(values)
+            facts |= self._facts | {"status": status, "message": message}
+            facts["evaluations"] = [Evaluated(step, scores[step]) for step in sorted(scores)]
+            write(self._workdir, Result(**facts, wall_seconds=self.seconds()))
+
+
+@functools.cache
+def code() -> dict[str, Any] | None:
+    """Returns the git revision of dmljax, and if files differ from it; None outside of git."""
+    folder = pathlib.Path(dmljax.__file__).parent
+    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    revision = _git(folder, "rev-parse", "HEAD")
+    changes = _git(folder, "status", "--porcelain", "--", ".")
+    return None if revision is None else {"revision": revision, "dirty": bool(changes)}
+
+
+def _git(folder: pathlib.Path, *words: str) -> str | None:
+    """Returns what git prints, or None if it fails or is not installed."""
+    try:
+        process = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True)
+    except OSError:
+        return None
+    return process.stdout.strip() if process.returncode == 0 else None

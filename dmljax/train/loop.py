@@ -1,60 +1,36 @@
-"""One loop for every method: step, log, evaluate, save, and end early (`patience`)."""
+"""One loop for every method: step, log, search neighbors, evaluate, save, end early."""
 
 import functools
 import math
 import pathlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
+from dmljax import retrieval
 from dmljax.data import pipeline
 from dmljax.files import machine
 from dmljax.files.run_folder import first_best
-from dmljax.train import compilation, initial_state, neighbors
+from dmljax.files.writing import write_array
+from dmljax.train import compilation
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.train.devices import prefetch, used_params_fn
-from dmljax.train.evaluation import Evaluation, Evaluator
+from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
 from dmljax.train.interrupts import Interrupts, Stopped
-from dmljax.train.journal import Journal, PendingMetrics, mean
+from dmljax.train.journal import Journal, PendingMetrics, Report, mean
 from dmljax.train.resident import Resident
-from dmljax.train.results import Report
 from dmljax.train.run import Run
+from dmljax.train.start import Restored
 from dmljax.train.step import TrainState, train_step
 
-__all__ = ["Restored", "batches", "compiled_step", "is_out_of_patience", "restore", "train"]
+__all__ = ["batches", "compiled_step", "is_out_of_patience", "train"]
 
+_NEIGHBORS = 32  # that are kept of each class
+_ROWS = 4096  # embeddings that are summed at a time
 _UNDO_REMAT = {"cpu": "cse_barrier_expander", "gpu": "latency-hiding-scheduler"}  # passes of XLA
-
-
-class Restored(NamedTuple):
-    """Where a run starts or goes on.
-
-    `window` are the metrics of the steps since the last line of the log, `history` is the score
-    that chooses the checkpoint, of every evaluation so far. `repeats_evaluation`: a signal has
-    ended the evaluation after this step.
-    """
-
-    state: TrainState
-    window: list[dict[str, float]]
-    history: list[float]
-    repeats_evaluation: bool = False
-
-
-def restore(
-    run: Run, checkpoints: Checkpoints, report: Report, *, say: Callable[[str], None]
-) -> Restored:
-    """Returns the newest checkpoint, or the first state of a run; calls `say` with its origin."""
-    restored = checkpoints.restore(run.shapes, run.placements)
-    if restored is None:
-        return Restored(initial_state.first_state(run, say=say), [], [])
-    state, notes = restored
-    report.earlier_seconds = notes["seconds"]
-    return Restored(
-        state, notes["window"], notes["history"], notes.get("repeats_evaluation", False)
-    )
 
 
 def train(
@@ -76,7 +52,7 @@ def train(
     `host_batches` come from `batches` with the same `resident`. `evaluated_fn(step, evaluation)`
     is called after each evaluation, before its checkpoint.
     """
-    state, recent, history, repeats_evaluation = restored
+    state, recent, history = restored.state, list(restored.window), list(restored.history)
     start_step = int(state.step)
     step_fn = compiled_step(run, resident)
     resident_arrays = {} if resident is None else resident.arrays
@@ -105,13 +81,24 @@ def train(
         interrupts.leave()
 
     def evaluate(step: int, *, is_repeated: bool = False) -> Evaluation:
+        clustering, selection = run.options.evaluate.clustering, run.selection
+        is_clustered = clustering is not None and (step == run.steps or not clustering.only_last)
         try:
-            evaluation = _evaluate(run, state, evaluator, journal, step, interrupts)
+            with interrupts.stoppable():
+                evaluation = evaluator.evaluate(state, clustering=is_clustered)
         except Stopped:
             save(repeats_evaluation=True)
             leave(step)
+        for split in ("test", "val"):
+            if scores := evaluation.of_split(split):
+                journal.evaluation(step, scores, split=split, shown=selection.score)
+        score = evaluation.scores.get(selection.key)
+        if not selection.is_last and (score is None or math.isnan(score)):
+            raise ValueError(
+                f"select={selection.rule!r}: {selection.split} has no {selection.score}, for which "
+                "it may have too few images"
+            )
         evaluated_fn(step, evaluation)
-        score = evaluation.scores.get(run.selection.key)
         history.extend([] if score is None else [score])
         save(score, overwrite=is_repeated)
         if jax.process_index() == 0 and (call := run.options.evaluate.call) is not None:
@@ -127,25 +114,30 @@ def train(
         start = time.perf_counter()
         try:
             with interrupts.stoppable():
-                sample_fn = neighbors.refresh(run, state, evaluator, workdir)
+                embeddings = evaluator.embeddings(state, run.train)[MAIN]
+                table = nearest_of_each_class(embeddings, run.train.labels)
         except Stopped:
             save()
             leave(int(state.step))
         if jax.process_index() == 0:
-            neighbors.remove_old(run, workdir, min(checkpoints.steps(), default=0))
+            path = _neighbors_file(workdir, int(state.step))
+            path.parent.mkdir(exist_ok=True)
+            write_array(path, table)
+            remove_neighbors(run, workdir, min(checkpoints.steps(), default=0))
         journal.say(f"the nearest classes were searched ({time.perf_counter() - start:.0f} s)")
         journal.restart_clock(int(state.step))
-        return sample_fn
+        return functools.partial(run.sample_fn, neighbors=table)
 
+    evaluation = None
     # A run of no steps, whose head was fitted, has its one evaluation and checkpoint here.
-    if repeats_evaluation or run.steps == 0:
+    if restored.repeats_evaluation or run.steps == 0:
         evaluation = evaluate(start_step, is_repeated=True)
-    else:
-        evaluation = None
     if start_step in run.reload_steps:  # A checkpoint holds the state before the reload.
         state = _reload_best(state, run, checkpoints)
-    window = run.options.runtime.data.window
-    device_batches = prefetch(host_batches, run.shards.rows, window=window)
+    send = functools.partial(
+        prefetch, host_batches, run.shards.rows, window=run.options.runtime.data.window
+    )
+    device_batches = send()
     patience = run.options.patience
     is_over = is_out_of_patience(history, patience)  # The run was finished already.
     remaining_steps = range(start_step + 1, start_step + 1 if is_over else run.steps + 1)
@@ -155,7 +147,7 @@ def train(
         if step - 1 in run.neighbor_steps:
             sample_fn = refresh_neighbors()
             host_batches.replace(batches(run, step - 1, sample_fn=sample_fn, resident=resident))
-            device_batches = prefetch(host_batches, run.shards.rows, window=window)
+            device_batches = send()
         with journal.waiting():
             batch = next(device_batches)
         signal = interrupts.row()
@@ -278,7 +270,7 @@ def batches(
     `workdir`. With `resident`, batches have rows and draws in place of images.
     """
     options: dict[str, Any] = {
-        "sample_fn": sample_fn or neighbors.sample_fn_at(run, workdir, start_step),
+        "sample_fn": sample_fn or sample_fn_at(run, workdir, start_step),
         "seed": run.options.seed,
         "start": start_step,
         "host": jax.process_index(),
@@ -287,29 +279,56 @@ def batches(
         "workers": run.workers(run.train, is_endless=True),
     }
     if resident is not None:
-        options |= {name: getattr(resident, name) for name in ("shapes", "sources")}
+        options |= {"shapes": resident.shapes, "sources": resident.sources}
     options |= {"cache": run.options.runtime.cache, "unreadable": run.options.unreadable}
     return pipeline.train(run.train, transform_fn=run.transform_fn, **options)
 
 
-def _evaluate(
-    run: Run,
-    state: TrainState,
-    evaluator: Evaluator,
-    journal: Journal,
-    step: int,
-    interrupts: Interrupts,
-) -> Evaluation:
-    clustering = run.options.evaluate.clustering
-    is_clustered = clustering is not None and (step == run.steps or not clustering.only_last)
-    with interrupts.stoppable():
-        evaluation = evaluator.evaluate(state, clustering=is_clustered)
-    for split in ("test", "val"):
-        if scores := evaluation.of_split(split):
-            journal.evaluation(step, scores, split=split, shown=run.selection.score)
-    if not run.selection.is_last and math.isnan(evaluation.scores.get(run.selection.key, math.nan)):
-        raise ValueError(
-            f"select={run.selection.rule!r}: {run.selection.split} has no {run.selection.score}, "
-            "for which it may have too few images"
+def nearest_of_each_class(
+    embeddings: np.ndarray, labels: np.ndarray, *, count: int = _NEIGHBORS
+) -> np.ndarray:
+    """Returns `[C n]`: the classes with the nearest centers to each class, nearest first.
+
+    Classes are indices into the sorted labels. A center is the mean of a class's embeddings. Rows
+    that are NaN (unreadable images) do not count. n is at most `count` and C - 1.
+    """
+    names, classes = np.unique(labels, return_inverse=True)
+    if len(names) == 1:
+        return np.zeros((1, 0), np.int32)
+    sums, counts = np.zeros((len(names), embeddings.shape[1])), np.zeros(len(names), int)
+    for start in range(0, len(labels), _ROWS):  # a copy of all rows would take as much as they do
+        rows = embeddings[start : start + _ROWS]
+        readable = np.isfinite(rows).all(axis=1)
+        of_rows = classes[start : start + _ROWS][readable]
+        np.add.at(sums, of_rows, rows[readable])
+        np.add.at(counts, of_rows, 1)
+    centers = (sums / np.maximum(counts, 1)[:, None]).astype(np.float32)
+    nearest, _ = retrieval.nearest(centers, k=min(count, len(names) - 1))
+    return nearest.astype(np.int32)
+
+
+def sample_fn_at(run: Run, workdir: pathlib.Path | None, step: int) -> Callable[..., np.ndarray]:
+    """Returns the sampler after `step`, with the neighbors of the last search before it."""
+    searched = max((s for s in run.neighbor_steps if s < step), default=None)
+    if searched is None:
+        return run.sample_fn
+    assert workdir is not None  # the run is resumed
+    path = _neighbors_file(workdir, searched)
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path} is missing, so the run cannot continue with the same batches: restore the "
+            "file, or start the run in a new folder"
         )
-    return evaluation
+    return functools.partial(run.sample_fn, neighbors=np.load(path))
+
+
+def remove_neighbors(run: Run, workdir: pathlib.Path, oldest: int) -> None:
+    """Removes tables that no run needs that continues at step `oldest` or later."""
+    needed = max((s for s in run.neighbor_steps if s < oldest), default=0)
+    for path in _neighbors_file(workdir, 0).parent.glob("*.npy"):
+        if int(path.stem) < needed:
+            path.unlink()
+
+
+def _neighbors_file(workdir: pathlib.Path, step: int) -> pathlib.Path:
+    return workdir / "neighbors" / f"{step}.npy"

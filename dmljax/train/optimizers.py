@@ -6,6 +6,7 @@ For each parameter, the first group whose `path` is found in the parameter's pat
 and the step from which on it learns.
 """
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,8 @@ import numpy as np
 import optax
 
 from dmljax import adapt
+from dmljax.adapt.depth import is_spared_from_decay
+from dmljax.adapt.trees import path_of, paths_of, paths_under
 from dmljax.train.schedules import Schedule
 
 # Directions, which the learning rate then scales.
@@ -129,7 +132,7 @@ def build(
     def per_leaf(fn):
         def map_tree(tree):
             def of_leaf(keys, x):
-                return fn(_match(rules, path := adapt.path_of(keys)), path, x)
+                return fn(_match(rules, path := path_of(keys)), path, x)
 
             return jax.tree_util.tree_map_with_path(of_leaf, tree)
 
@@ -163,7 +166,7 @@ def build(
         folders = [*backbone, *(f"adapters/{folder}" for folder in backbone)]
         of_layer = {}
         if layer_decay != 1:
-            paths = adapt.paths_under(folders, adapt.paths_of(tree))
+            paths = paths_under(folders, paths_of(tree))
             of_layer = adapt.layer_factors(paths, layer_decay)
         return per_leaf(lambda rule, path, x: rule["factor"] * of_layer.get(path, 1.0))(tree)
 
@@ -181,18 +184,15 @@ def build(
 
 
 def _rule(group: Mapping[str, Any]) -> dict[str, Any]:
-    rule = {"path": None, **_NO_GROUP, **group}
-    if rule["path"] is None or rule["from"] < 0 or len(rule) > len(_NO_GROUP) + 1:
-        raise ValueError(
-            f"the group {dict(group)} needs a path, such as '^head/', and may have "
-            f"{', '.join(_NO_GROUP)}; from must be 0 or more"
-        )
-    try:
-        return {**rule, "path": re.compile(rule["path"])}
-    except re.error as error:
-        raise ValueError(
-            f"the group's path {rule['path']!r} is not a regular expression: {error}"
-        ) from error
+    rule = {**_NO_GROUP, **group}
+    with contextlib.suppress(KeyError, TypeError, re.error):
+        rule["path"] = re.compile(rule["path"])
+        if rule["from"] >= 0 and len(rule) == len(_NO_GROUP) + 1:
+            return rule
+    raise ValueError(
+        f"the group {dict(group)} needs a path, a regular expression such as '^head/', and may "
+        f"have {', '.join(_NO_GROUP)}; from must be 0 or more"
+    )
 
 
 _NO_GROUP = {"factor": 1.0, "decay": None, "l2": None, "frozen": False, "from": 0}
@@ -205,7 +205,7 @@ def _match(rules, path: str) -> Mapping[str, Any]:
 def _decay_of(rule, path: str, x, *, decay: float) -> float:
     if rule["decay"] is not None:
         return rule["decay"]
-    return 0.0 if adapt.is_spared_from_decay(path, x.ndim) else decay
+    return 0.0 if is_spared_from_decay(path, x.ndim) else decay
 
 
 def _added(per_leaf, amount_fn: Callable) -> optax.GradientTransformation:

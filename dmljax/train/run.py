@@ -15,7 +15,6 @@ from dmljax.data.transforms.transform import Transform
 from dmljax.methods.base import Method
 from dmljax.train.devices import ClassRows, Shardings
 from dmljax.train.options import Options
-from dmljax.train.start import Taken
 from dmljax.train.step import TrainState
 
 # Starting processes takes seconds, in which threads decode some thousand images.
@@ -89,7 +88,6 @@ class Run(NamedTuple):
     pooled_output: str | None  # of the net, that the head takes; None: it takes maps
     whiten: float  # the power of the standard deviations by which `centered_dense` divides
     cache: Cache | None  # where the splits have features as records
-    taken: Taken | None  # what an earlier run may set besides the backbone
     start_arrays_fn: Callable  # (Start, image_shape) -> the arrays of the run to start from
     method: Method
     optimizer: optax.GradientTransformation

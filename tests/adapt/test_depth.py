@@ -11,6 +11,7 @@ from flax import traverse_util
 from system import tiny
 
 from dmljax import adapt, nets
+from dmljax.adapt.depth import is_spared_from_decay
 from dmljax.config.build import build
 from dmljax.nets import layers
 from dmljax.train import optimizers, schedules
@@ -125,7 +126,7 @@ def test_layers_learn_at_their_rates_and_tokens_do_not_decay():
     ],
 )
 def test_what_weight_decay_spares(path, ndim, spared):
-    assert adapt.is_spared_from_decay(path, ndim) == spared
+    assert is_spared_from_decay(path, ndim) == spared
 
 
 def test_a_net_of_unknown_order_is_refused_in_one_line(tmp_path):

@@ -7,9 +7,10 @@ import pytest
 from system import brief, tiny
 
 from dmljax import adapt
+from dmljax.adapt.distillation import similarity_distance
 from dmljax.config.build import build
 from dmljax.runs import folder, training
-from dmljax.train.initial_state import first_state
+from dmljax.train.start import first_state
 
 
 def test_the_distance_is_a_loop_over_pairs():
@@ -21,10 +22,10 @@ def test_the_distance_is_a_loop_over_pairs():
 
     pairs = [(i, j) for i in range(5) for j in range(5) if i != j]
     expected = np.mean([(cosine(x[i], x[j]) - cosine(y[i], y[j])) ** 2 for i, j in pairs])
-    value = adapt.similarity_distance(jnp.asarray(x), jnp.asarray(y))
+    value = similarity_distance(jnp.asarray(x), jnp.asarray(y))
     assert float(value) == pytest.approx(expected, rel=1e-5)
     rotation = np.linalg.qr(rng.normal(size=(3, 3)))[0]
-    assert float(adapt.similarity_distance(jnp.asarray(x), jnp.asarray(x @ rotation))) < 1e-10
+    assert float(similarity_distance(jnp.asarray(x), jnp.asarray(x @ rotation))) < 1e-10
 
 
 def test_the_loss_has_the_term_and_the_teacher_stays(source, tmp_path):

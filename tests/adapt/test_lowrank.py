@@ -8,6 +8,7 @@ from flax import traverse_util
 from pretrained import VIT
 
 from dmljax import adapt
+from dmljax.adapt.lowrank import lora_scale
 from dmljax.config import registry
 
 RNG = np.random.default_rng(0)
@@ -104,5 +105,5 @@ def test_the_default_targets_are_the_fused_projections_of_attention():
 
 
 def test_the_scales_of_lora_and_rslora():
-    assert adapt.lora_scale(rank=4, alpha=8.0) == 2.0
-    assert adapt.lora_scale(rank=4, alpha=8.0, rslora=True) == 4.0
+    assert lora_scale(rank=4, alpha=8.0) == 2.0
+    assert lora_scale(rank=4, alpha=8.0, rslora=True) == 4.0

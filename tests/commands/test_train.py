@@ -12,7 +12,7 @@ from dmljax.config.build import build
 from dmljax.main import main
 from dmljax.nets import token_attention
 from dmljax.runs import dry_run, summary
-from dmljax.train import devices, initial_state
+from dmljax.train import devices, start
 
 _CODE = """
 import json, os, sys
@@ -121,4 +121,4 @@ def test_a_gpu_without_the_flag_is_refused_and_the_header_says_so(tmp_path):
         devices.check_determinism("gpu", "--xla_gpu_deterministic_ops=false")
     assert "--xla_gpu_deterministic_ops=true" in devices.describe_determinism("gpu")
     run = build(tiny(tmp_path, runtime={"deterministic": True}))
-    assert "; deterministic" in summary.header(run, initial_state.first_state(run))[-1]
+    assert "; deterministic" in summary.header(run, start.first_state(run))[-1]

@@ -4,8 +4,9 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
-from dmljax import adapt, ops
+from dmljax import ops
 from dmljax.adapt.trained import Adapted
+from dmljax.adapt.trees import paths_of, paths_under
 from dmljax.data.splits import Split, Splits
 from dmljax.methods import base
 
@@ -92,7 +93,7 @@ def my_adaptation(method, *, ending: str = "scale") -> Adapted:
     """Of the backbone, only parameters whose names end in this way learn."""
 
     def frozen_fn(params):
-        paths = adapt.paths_under(method.backbone, adapt.paths_of(params))
+        paths = paths_under(method.backbone, paths_of(params))
         return frozenset(path for path in paths if not path.endswith(ending))
 
     return Adapted(method, frozen_fn, method)

@@ -11,7 +11,7 @@ from dmljax import main, recipes
 from dmljax.config import fields, files
 from dmljax.config.build import build
 from dmljax.runs import summary
-from dmljax.train import initial_state, options
+from dmljax.train import options, start
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "make_fields.py"
 make_fields = load_module(PAGE)
@@ -101,7 +101,7 @@ def test_the_evaluation_at_a_small_size_sees_the_border_of_a_photograph(tmp_path
     photograph[:48] = photograph[-48:] = 255  # a tenth of the height
     image = run.eval_transform_fn(photograph, np.random.default_rng(0))
     assert (image[[0, 1, -2, -1]] > 200).all() and (image[16:48] == 0).all()
-    state = initial_state.first_state(run)
+    state = start.first_state(run)
     line = summary.header(run, state)[1]  # after the advice to start from pretrained weights
     assert "standard_train(size=64" in line and " for training" in line
     assert "standard_eval(size=64, shorter=72" in line

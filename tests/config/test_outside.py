@@ -15,7 +15,7 @@ from dmljax.files import run_folder as results
 from dmljax.report import page, scores_file
 from dmljax.runs import folder, training
 from dmljax.train import journal
-from dmljax.train.initial_state import first_state
+from dmljax.train.start import first_state
 
 OUTSIDE = {
     "dataset": {"dataset": {"name": "config.outside:my_dataset", "classes": 8}},

@@ -136,7 +136,7 @@ def test_the_weights_at_the_start_of_a_chain_of_runs_are_known(tmp_path):
 def test_every_method_has_the_plain_backbone_as_its_baseline(source, tmp_path, name):
     run = build(tiny(tmp_path, start={"name": str(source), "takes": "backbone"}, **METHODS[name]))
     assert run.options.evaluate.frozen
-    rows = Evaluator(run).frozen_fn(frozen.initial_state.backbone(run))(run.test)
+    rows = Evaluator(run).frozen_fn(frozen.start.backbone(run))(run.test)
     _, start = folder.reopen(source)
     x = jnp.asarray(run.test.records / 255, jnp.float32)
     output = run.pooled_output or "pooled"

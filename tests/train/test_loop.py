@@ -19,7 +19,7 @@ from dmljax.runs import export, training
 from dmljax.runs import folder as run_folder
 from dmljax.train import journal
 from dmljax.train.evaluation import Evaluator
-from dmljax.train.initial_state import first_state
+from dmljax.train.start import first_state
 
 
 def _params(workdir):
@@ -66,7 +66,6 @@ def test_the_same_command_gives_the_same_run_twice(finished, tmp_path):
     "method, backbones",
     [
         ({"name": "pairs", "dim": 4}, ["net"]),
-        pytest.param({"name": "dvml", "dim": 4, "samples": 2}, ["net"], marks=pytest.mark.slow),
         (
             {"name": "abe", "learners": 2, "dim": 8, "split": ["conv1", "conv2"]}
             | {"attention": "conv2"},
@@ -92,7 +91,6 @@ def test_weights_of_a_file_go_into_the_backbone(tmp_path, method, backbones):
                 np.testing.assert_array_equal(value, flat[kind, *key])
                 checked += 1
     assert checked >= len(flat)
-    training.run(run.config, tmp_path / "run")
 
 
 def _at(tree, path):
@@ -108,18 +106,6 @@ def _torch_name(key):
 
 def _torch_axes(array):
     return np.ascontiguousarray(array.transpose(3, 2, 0, 1) if array.ndim == 4 else array)
-
-
-def test_select_takes_the_best_evaluation(tmp_path):
-    rising = {"name": "constant", "warmup": 6}  # from harmless to harmful
-    optimizer = {"name": "sgd", "rate": 100.0}
-    config = tiny(tmp_path, select="test", optimizer=optimizer, schedule=rising)
-    config["evaluate"] |= {"every": 1, "clustering": None}
-    config["checkpoint"]["keep"] = 1  # and the best
-    score = training.run(config, tmp_path / "run")["R@1"]
-    rows = journal.read(tmp_path / "run" / "metrics.jsonl")
-    scores = [row["test/R@1"] for row in rows if "test/R@1" in row]
-    assert score == max(scores) > scores[-1]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from dmljax.config import fields
 from dmljax.config.build import build
 from dmljax.nets import files, normalizations
 from dmljax.runs import summary
-from dmljax.train import initial_state
+from dmljax.train import start
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "weights"))
 from published_layouts import resnet_tensors, write_torch
@@ -118,7 +118,7 @@ def test_images_that_are_prepared_otherwise_than_for_the_weights_are_named(tmp_p
     for path in published:
         name = pathlib.Path(path).name
         run = prepared(tmp_path, path, {"name": "standard_eval", "size": 32})
-        state = initial_state.first_state(run)
+        state = start.first_state(run)
         line = (
             f"{name} was trained for squash_eval(size=40, filter=bicubic), and this run evaluates "
             "with standard_eval(size=32, shorter=40, filter=bilinear). To prepare images as for "

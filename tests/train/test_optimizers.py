@@ -254,7 +254,7 @@ def test_a_schedule_has_its_factors(schedule, expected):
     [
         ({"pth": "x", "path": "x"}, "'pth'.* may have factor, decay"),
         ({"factor": 2.0}, "needs a path"),
-        ({"path": "("}, "not a regular"),
+        ({"path": "("}, "a regular expression such as"),
         ({"path": "x", "from": -1}, "from must be 0 or more"),
     ],
 )

@@ -8,8 +8,8 @@ from system import tiny
 
 from dmljax.config.build import build
 from dmljax.runs.dry_run import _arguments
-from dmljax.train.initial_state import first_state
 from dmljax.train.loop import compiled_step
+from dmljax.train.start import first_state
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="this is about XLA on CPUs")

@@ -5,7 +5,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from processes import LONG, ends, same, same_after_a_kill, same_run, started, state
+from processes import ends, same, same_run, started, state
 from system import blobs, photos, tiny
 from train.pixels import distance, refusal
 
@@ -13,8 +13,9 @@ from dmljax.config.build import build
 from dmljax.data.splits import Split, Splits
 from dmljax.data.transforms.transform import Transform
 from dmljax.runs import training
-from dmljax.train import augment, devices, hosts, journal, loop, resident
+from dmljax.train import augment, devices, features, hosts, journal, loop, resident
 from dmljax.train.devices import prefetch
+from dmljax.train.start import first_state
 
 
 def _batches(run, count, start=0, say=lambda line: None):
@@ -162,7 +163,8 @@ def test_features_are_taken_from_the_devices(source, tmp_path):
         runtime = {"features": str(tmp_path / "cache"), "devices": count, "data": data}
         return config | {"runtime": runtime}
 
-    training.run(on(3, "device"), tmp_path / "run")
+    run = build(on(3, "device"))
+    features.compute_of_run(run, first_state(run))
     for count in (1, 8, 3):
         actual, _ = _batches(build(on(count, "device")), 4)
         same(actual, _batches(build(on(count, "host")), 4)[0])
@@ -183,15 +185,6 @@ def test_an_image_that_cannot_be_read_is_replaced_as_by_the_host(tmp_path, damag
     assert sum(on_devices.values()) >= 1 and on_devices.keys() == skipped.keys()
     with pytest.raises(ValueError, match=r"cannot be read.*unreadable='skip'"):
         resident.load(build(config | {"unreadable": "raise"}))
-
-
-@pytest.mark.slow
-def test_a_killed_run_on_resident_images_ends_the_same(tmp_path):
-    transform = {"name": "standard_train", "size": 10, "color": 0.2}
-    config = tiny(tmp_path, **LONG, transform=transform, runtime={"data": "device"})
-    config["eval_transform"] = {"name": "standard_eval", "size": 10}
-    out = same_after_a_kill(tmp_path, config, 16, "--config.runtime.workers=1")
-    assert "32 images of 12 x 12 x 3 take" in out and "runtime.data='device'" in out
 
 
 def test_an_interrupted_run_ends_the_same(tmp_path, without_diagnostics, monkeypatch):

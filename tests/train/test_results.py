@@ -1,7 +1,6 @@
 """`result.json`, and the digests that tell whether two runs are the same."""
 
 import json
-import re
 import shutil
 import subprocess
 import time
@@ -9,7 +8,6 @@ import time
 import numpy as np
 import pytest
 from flax import traverse_util
-from processes import LONG, ends, started, until_step
 from system import blobs, photos, tiny
 
 from dmljax.config import build, fields
@@ -17,9 +15,8 @@ from dmljax.data import datasets, digest
 from dmljax.files.run_folder import read
 from dmljax.files.writing import tensors_digest
 from dmljax.runs import training
-from dmljax.train import journal, loop, results
-from dmljax.train.checkpoints import Checkpoints
-from dmljax.train.initial_state import first_state
+from dmljax.train import journal, loop
+from dmljax.train.start import first_state
 from dmljax.weights import converted
 
 
@@ -92,25 +89,6 @@ def test_a_failed_run_says_why_and_a_later_success_replaces_it(tmp_path):
     board.unlink()
     training.run(config, tmp_path / "run")
     assert read(tmp_path / "run").status == "finished"
-
-
-def test_the_time_of_killed_processes_counts(tmp_path):
-    config = tiny(tmp_path, **LONG)
-    run = tmp_path / "run"
-    with started(tmp_path, run, config) as process:
-        until_step(run, 20, process)
-    with pytest.raises(FileNotFoundError, match=r"has no result.json: it is not a run folder"):
-        read(run)
-    with Checkpoints(run / "checkpoints") as checkpoints:
-        steps = [step for step in checkpoints.steps() if checkpoints.fault(step) is None]
-        seconds = {step: checkpoints.run(step)["seconds"] for step in steps}
-    with started(tmp_path, run, config) as process:
-        start = int(re.search(r"continuing from step (\d+)", ends(process, 0, tmp_path))[1])
-    before, after = 0.0, 0.0  # of steps alone
-    for line in journal.read(run / "speed.jsonl"):
-        before += 2 * line["step_seconds"] * (line["step"] <= start)
-        after += 2 * line["step_seconds"] * (line["step"] > start)
-    assert seconds[start] > before and read(run).wall_seconds > seconds[start] + after
 
 
 def test_a_damaged_result_is_one_line(finished, tmp_path):
@@ -209,7 +187,7 @@ def test_code_is_the_revision_of_a_checkout():
     revision = subprocess.run(
         ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=str(loop.__file__)[:-7]
     ).stdout.strip()
-    code = results.code()
+    code = journal.code()
     assert code is None if not revision else code["revision"] == revision
 
 

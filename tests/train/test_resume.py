@@ -3,17 +3,19 @@
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import time
 
 import pytest
-from processes import LONG, ends, same, same_run, started, state, until, until_step
+from processes import LONG, ends, python, same_run, started, state, until, until_step
 from system import METHODS, tiny
 
 from dmljax import methods
 from dmljax.config.build import build
 from dmljax.files import writing
+from dmljax.files.run_folder import read
 from dmljax.runs import training
 from dmljax.train import journal, loop
 from dmljax.train.checkpoints import Checkpoints
@@ -28,16 +30,23 @@ def finished(tmp_path_factory):
     return folder
 
 
-def test_a_killed_run_is_resumed_by_the_same_command_and_ends_the_same(tmp_path):
-    config = tiny(tmp_path, **LONG, **METHODS["pairs"])
-    with started(tmp_path, tmp_path / "undisturbed", config) as process:
-        ends(process, 0, tmp_path)
-    run = tmp_path / "killed"
+def test_a_killed_run_ends_as_one_that_nothing_interrupts_and_its_time_counts(tmp_path, capsys):
+    config, run = tiny(tmp_path, **LONG, **METHODS["pairs"]), tmp_path / "killed"
     with started(tmp_path, run, config, "--config.runtime.workers=1") as process:
         until_step(run, 16, process)
-    with started(tmp_path, run, config) as process:
-        assert "continuing from step" in ends(process, 0, tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"has no result.json: it is not a run folder"):
+        read(run)
+    config["runtime"] = {"devices": 1}
+    for folder in (run, tmp_path / "undisturbed"):
+        training.run(config, folder)
     same_run(run, tmp_path / "undisturbed")
+    start = int(re.search(r"continuing from step (\d+)", capsys.readouterr().out)[1])
+    lines = journal.read(run / "speed.jsonl")
+    before, after = (
+        sum(2 * x["step_seconds"] for x in lines if (x["step"] > start) == is_after)
+        for is_after in (False, True)
+    )
+    assert start >= 10 and read(run).wall_seconds > before + after
 
 
 def test_every_method_has_a_config_to_be_killed_in():
@@ -108,50 +117,33 @@ def test_killed_at_many_moments_every_method_gives_the_same_run(tmp_path, name):
     same_run(run, undisturbed)
 
 
-@pytest.mark.parametrize(
-    "number, status, kill_fn", [(signal.SIGTERM, 143, os.kill), (signal.SIGINT, 130, os.killpg)]
-)
-def test_a_signal_saves_a_checkpoint_and_ends_the_run(tmp_path, number, status, kill_fn):
-    """Also where input workers get it too, as they do from a terminal."""
-    config = tiny(tmp_path, **LONG | {"steps": 100_000, "checkpoint": {"every": 50_000}})
-    workers = f"--config.runtime.workers={int(kill_fn is os.killpg)}"
-    with started(tmp_path, tmp_path / "run", config, workers) as process:
-        until_step(tmp_path / "run", 4, process)
-        kill_fn(process.pid, number)
-        assert "saved; the same command continues" in ends(process, status, tmp_path, within=30)
-    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
-    assert checkpoints.steps() and checkpoints.steps()[-1] >= 4
-
-
-def test_a_second_signal_ends_at_once(tmp_path):
+def test_a_second_signal_ends_at_once():
     """Also if the step never ends."""
-    config = tiny(tmp_path, **LONG | {"steps": 100_000})
-    with started(tmp_path, tmp_path / "run", config) as process:
-        until_step(tmp_path / "run", 4, process)
-        process.send_signal(signal.SIGINT)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) in (-signal.SIGTERM, -signal.SIGINT, 130, 143)
+    code = (
+        "import os, signal, time\n"
+        "from dmljax.train.devices import Shardings\n"
+        "from dmljax.train.interrupts import Interrupts\n"
+        "with Interrupts(Shardings()):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    print('goes on', flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    time.sleep(60)\n"
+    )
+    assert "goes on" in python(code, status=-signal.SIGTERM).stdout
 
 
-@pytest.mark.parametrize("how", ["flipped", "truncated", "flipped before its checksum"])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_used(how, finished, tmp_path, caplog):
-    folder = finished
-    shutil.copytree(folder / "run", tmp_path / "run")
-    newest = tmp_path / "run" / "checkpoints" / "6"
+def test_damaged_checkpoints_are_named_and_the_one_before_used(finished, tmp_path, caplog):
+    shutil.copytree(finished / "run", tmp_path / "run")
+    newest, before = (tmp_path / "run" / "checkpoints" / name for name in ("6", "4"))
     victim = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     data = bytearray(victim.read_bytes())
-    if how.startswith("flipped"):
-        data[len(data) // 2] ^= 1
-    else:
-        del data[len(data) // 2 :]
+    data[len(data) // 2] ^= 1
     victim.write_bytes(data)
-    fault = "its files differ from their checksum"
-    if how == "flipped before its checksum":
-        (newest / "sha256").unlink()
-        fault = "its checksum is missing"
-    training.run(tiny(folder), tmp_path / "run")
-    assert f"checkpoint 6 is damaged ({fault}): it is not used" in caplog.text
-    same(state(tmp_path / "run"), state(folder / "run"))
+    (before / "sha256").unlink()
+    training.run(tiny(finished), tmp_path / "run")
+    for fault in ("6 is damaged (its files differ from ", "4 is damaged (its checksum is missing"):
+        assert f"checkpoint {fault}" in caplog.text
+    same_run(tmp_path / "run", finished / "run")
 
 
 def test_a_checkpoint_of_another_shape_is_refused_in_one_line(finished):
@@ -171,20 +163,18 @@ def test_a_workdir_of_another_config_is_refused(finished, tmp_path):
         ValueError, match=r"loss.margin was 0.2 and is now 0.3\. .*start=.*/run, .*--overwrite"
     ):
         training.run(other, tmp_path / "run")
-    training.run(other, tmp_path / "run", overwrite=True)
-    assert len(journal.read(tmp_path / "run" / "metrics.jsonl")) == 6
 
 
-@pytest.mark.parametrize("name", ["config.json", "digests.json"])
-def test_a_workdir_with_a_damaged_config_is_refused(finished, tmp_path, name):
+def test_a_workdir_with_a_damaged_config_is_refused(finished, tmp_path):
     shutil.copytree(finished / "run", tmp_path / "run")
-    for content in (b'{"steps', b"[]", b"\xff"):
-        (tmp_path / "run" / name).write_bytes(content)
+    for name, content in (("config.json", b'{"steps'), ("digests.json", b"[]")):
+        path = tmp_path / "run" / name
+        before = path.read_bytes()
+        path.write_bytes(content)
         with pytest.raises(ValueError, match=rf"{name} is damaged .*--overwrite") as caught:
             training.run(tiny(finished), tmp_path / "run")
         assert "\n" not in str(caught.value)
-    training.run(tiny(finished), tmp_path / "run", overwrite=True)
-    assert len(journal.read(tmp_path / "run" / "metrics.jsonl")) == 6
+        path.write_bytes(before)
 
 
 def test_a_resumed_run_may_change_only_fields_without_effect_on_its_result(finished, tmp_path):
@@ -206,7 +196,6 @@ def test_a_workdir_in_use_is_refused(tmp_path):
     with pytest.raises(ValueError, match=f"in use by process {os.getpid()}"):
         training.run(tiny(tmp_path), tmp_path / "run")
     lock_file.close()
-    training.run(tiny(tmp_path), tmp_path / "run")
 
 
 def test_a_run_interrupted_where_the_best_is_reloaded_ends_the_same(tmp_path, monkeypatch):
@@ -228,10 +217,7 @@ def test_a_run_interrupted_where_the_best_is_reloaded_ends_the_same(tmp_path, mo
     # The rows of steps 1 and 2, and of 5 and 6; the optimizer has gone on from step 4.
     assert last_state.model_state["memory"].filled == 8 * (2 + 2)
     assert last_state.opt_state[-1].count == 6
-    for last in (4, 5):
-        resumed = tmp_path / f"resumed_{last}"
-        shutil.copytree(tmp_path / "run", resumed)
-        for later in range(last + 1, 7):
-            shutil.rmtree(resumed / "checkpoints" / str(later))
-        training.run(config, resumed)
-        assert journal.read(resumed / "metrics.jsonl") == rows
+    for later in (5, 6):
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / str(later))
+    training.run(config, tmp_path / "run")
+    assert journal.read(tmp_path / "run" / "metrics.jsonl") == rows

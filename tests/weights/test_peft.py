@@ -16,6 +16,7 @@ from pretrained import with_weights
 from seeded import images, values
 
 from dmljax import adapt, nets, weights
+from dmljax.adapt.lowrank import lora_scale
 from dmljax.config import registry
 from dmljax.main import main
 
@@ -111,7 +112,7 @@ def test_what_is_written_is_read_again(tmp_path, rslora, dora):
     adapters = _drawn(params, rank=3, targets="qkv|blocks/1/mlp/fc1", dora=dora)
     options = {"rank": 3, "alpha": 5.0, "rslora": rslora}
     weights.write_adapter(tmp_path / "adapter", adapters, net, **options, base=base)
-    scale = adapt.lora_scale(**options)
+    scale = lora_scale(**options)
     expected = adapt.merged(params, adapters, scale=scale)
     read = weights.load_adapter(tmp_path / "adapter", net, base=base)
     _same_kernels(params, expected, adapt.merged(params, read, scale=1.0))

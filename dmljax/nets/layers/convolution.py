@@ -167,7 +167,7 @@ class CenteredDense(nn.Module):
     """Linear map of (x - mean) / scale, without a bias.
 
     `mean` `[i]` and the number `scale` are statistics of the training data, not parameters. They
-    are 0 and 1, and the columns of the kernel are orthonormal, until `train.features.centered` sets
+    are 0 and 1, and the columns of the kernel are orthonormal, until `train.start.centered` sets
     all three by the training data: the kernel starts with `features` principal directions of the
     training features, each divided by the power `whiten` of its deviation. 0 is PCA, 1 is whitening
     (Jegou and Chum, ECCV 2012), and the default is between both. With `steps=0` in a config they
@@ -175,7 +175,7 @@ class CenteredDense(nn.Module):
     """
 
     features: int
-    # `train.features.centered` gets the number from the config.
+    # `train.start.centered` gets the number from the config.
     whiten: float = dataclasses.field(default=0.5, kw_only=True)
     dtype: Dtype | None = None
 
