@@ -7,6 +7,7 @@ SHA-256 is written into the folder. A checkpoint whose checksum is missing or di
 damaged, and the one before it is used. Older checkpoints are deleted only after that.
 """
 
+import concurrent.futures
 import contextlib
 import functools
 import hashlib
@@ -18,7 +19,7 @@ import pathlib
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Set
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 from absl import logging
@@ -34,7 +35,6 @@ from dmljax.train.step import TrainState
 
 _CHECKSUM = "sha256"  # the file in the folder of a checkpoint
 _CLOSING_SECONDS = 5
-_POLL_SECONDS = 0.2
 
 
 class Base(NamedTuple):
@@ -57,6 +57,8 @@ class Checkpoints:
     devices have written.
     """
 
+    _future: ClassVar[concurrent.futures.Future | None] = None  # the save of this process
+
     def __init__(
         self,
         folder: str | os.PathLike,
@@ -71,7 +73,7 @@ class Checkpoints:
         self.folder = pathlib.Path(folder).absolute()
         make_folder(self.folder)
         self._keep = keep
-        self._saving: _Saving | None = None
+        self._saving: tuple[int, concurrent.futures.Future] | None = None
         # The step that was saved last. All processes must agree on it, although a shared folder may
         # look different to each of them.
         self._last = -1
@@ -108,7 +110,18 @@ class Checkpoints:
                 custom_metadata=notes,
                 overwrite=overwrite,
             )
-        self._saving = _Saving(step, functools.partial(self._confirm, response, step))
+        future = Checkpoints._future = concurrent.futures.Future()
+        self._saving = step, future
+
+        def confirm() -> None:
+            with contextlib.suppress(concurrent.futures.InvalidStateError):  # see `_shorten`
+                try:
+                    future.set_result(self._confirm(response, step))
+                except Exception as error:
+                    future.set_exception(error)
+
+        # A thread that does not keep the process alive.
+        threading.Thread(target=confirm, daemon=True).start()
 
     def _items(self, state: Any) -> dict[str, Any]:
         """Returns the items of a checkpoint; `state` may hold shapes or shardings."""
@@ -137,8 +150,8 @@ class Checkpoints:
         """Waits until all saves are on the disk, with their checksums."""
         saving, self._saving = self._saving, None
         if saving is not None:
-            with self._writing(saving.step):
-                saving.wait()
+            with self._writing(saving[0]):
+                saving[1].result()
 
     def _confirm(self, response: Any, step: int) -> None:
         """Waits for a save, flushes it, writes its checksum, and deletes older checkpoints."""
@@ -281,33 +294,8 @@ class Checkpoints:
         elif self._saving is not None:
             # A save that is under way gets only a few seconds, because it may wait for processes
             # that have ended. The block has an error already, so errors of the save do not count.
-            self._saving.join(_CLOSING_SECONDS)
-
-
-class _Saving(threading.Thread):
-    """The end of a save, in a thread that does not keep the process alive."""
-
-    logged_error: BaseException | None = None  # what Orbax has logged in this process: `_shorten`
-
-    def __init__(self, step: int, confirm_fn: Callable[[], None]):
-        super().__init__(daemon=True)
-        self.step = step
-        self._confirm_fn = confirm_fn
-        self._error: Exception | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._confirm_fn()
-        except Exception as error:
-            self._error = error
-
-    def wait(self) -> None:
-        """Returns when the save is confirmed; raises the error that prevented it."""
-        while self.is_alive() and self.logged_error is None:
-            self.join(_POLL_SECONDS)
-        if (error := self._error or self.logged_error) is not None:
-            raise error
+            with contextlib.suppress(Exception):
+                self._saving[1].result(_CLOSING_SECONDS)
 
 
 def _reason(error: BaseException) -> str:
@@ -327,8 +315,9 @@ def _shorten(record: python_logging.LogRecord) -> bool:
     if record.levelno < python_logging.ERROR or "orbax" not in record.pathname:
         return True
     error = record.exc_info and record.exc_info[1]
-    if error and jax.process_count() > 1:
-        _Saving.logged_error = error
+    if error and jax.process_count() > 1 and (future := Checkpoints._future) is not None:
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+            future.set_exception(error)
         _warn_once("a checkpoint cannot be written: %s", _reason(error))
     return False
 

@@ -229,9 +229,8 @@ def of_state(
             return shards.rows
         if path.split("/")[0] in split_fields or (split_fields and path.startswith(_MEMORY)):
             return _split(leaf.shape, shards)
-        return everywhere
+        return shards.everywhere
 
-    everywhere = shards.everywhere
     return jax.tree_util.tree_map_with_path(choose, shapes)
 
 
@@ -270,8 +269,8 @@ def _gather(everywhere: NamedSharding) -> Callable[[Any], Any]:
 
 
 def _split(shape: tuple[int, ...], shards: Shardings) -> NamedSharding:
-    axes = [i for i, n in enumerate(shape) if n % shards.size == 0]
-    if not axes or not math.prod(shape):
+    axes = [i for i, n in enumerate(shape) if n % shards.size == 0 and math.prod(shape)]
+    if not axes:
         return shards.everywhere
-    longest = max(axes, key=lambda i: shape[i])
+    longest = max(axes, key=shape.__getitem__)
     return NamedSharding(shards.mesh, PartitionSpec(*[None] * longest, *shards.mesh.axis_names))

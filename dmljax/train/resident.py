@@ -77,15 +77,13 @@ def load(run: Run, *, fraction: float = 1.0) -> Resident:
     local = [d for d in shards.mesh.devices.flat if d.process_index == jax.process_index()]
     count, free = len(run.train), _free_bytes(local)
     rows, bytes_needed = -(-count // len(local)), 0
-    sources, images = np.arange(count), list[np.ndarray | None]()
+    sources, images = np.arange(count), list[np.ndarray]()
     bound: tuple[int, ...] = ()
-    shapes: list[tuple[int, ...]] = []
-    for i, (source, image) in enumerate(_read(run)):
-        if i == 0:  # before minutes of reading
+    for source, image in _read(run):
+        if not images:  # before minutes of reading
             augment.program(run.transform_fn, [image.shape])
-        sources[i] = source
+        sources[len(images)] = source
         images.append(image)
-        shapes.append(shapes[-1] if shapes and shapes[-1] == image.shape else image.shape)
         bound = tuple(map(max, bound or image.shape, image.shape))
         bytes_needed = rows * math.prod(bound) * image.dtype.itemsize
         if bytes_needed > fraction * free:
@@ -95,12 +93,25 @@ def load(run: Run, *, fraction: float = 1.0) -> Resident:
         f"{count:,} images of {' x '.join(map(str, bound))} take {shown_bytes(bytes_needed)} on "
         f"{on_devices}, with {shown_bytes(free)} free"
     )
-    _check_memory(note, is_too_large=bytes_needed > fraction * free, fraction=fraction)
+    is_too_large = bytes_needed > fraction * free
+    if hosts.highest(int(is_too_large)):  # on any host: all raise
+        part = "" if fraction == 1 else f", and they may take {fraction:.0%}"
+        raise DoesNotFit(
+            f"{note}{part}: take smaller images (dmljax prepare --size), more devices, or "
+            "--config.runtime.data=host"
+            if is_too_large
+            else "the training images do not fit on the devices of another host"
+        )
+    shapes, dtype = [image.shape for image in images], images[0].dtype
     program = augment.program(run.transform_fn, shapes)
-    blocks = [
-        jax.device_put(_block(images, range(i * rows, (i + 1) * rows), bound, image.dtype), d)
-        for i, d in enumerate(local)
-    ]
+    blocks = []
+    images.reverse()  # and each is dropped as soon as it is copied
+    for device in local:
+        block = np.zeros((rows, *bound), dtype)
+        for row in block[: len(images)]:
+            image = images.pop()
+            row[tuple(map(slice, image.shape))] = image  # zeros beyond it
+        blocks.append(jax.device_put(block, device))
     # One array has all images of the first host, then all images again for the next one.
     array = jax.make_array_from_single_device_arrays(
         (rows * shards.size, *bound), shards.rows, blocks
@@ -108,19 +119,6 @@ def load(run: Run, *, fraction: float = 1.0) -> Resident:
     together = _together(shards.platform)
     images_fn = _images_fn(program, shards.mesh, hosts=shards.hosts, together=together)
     return Resident({"resident": array}, images_fn, shapes, sources, f"{note} before")
-
-
-def _check_memory(note: str, *, is_too_large: bool, fraction: float) -> None:
-    """Raises `DoesNotFit` on every process if the images of one do not fit."""
-    if not hosts.highest(int(is_too_large)):
-        return
-    if not is_too_large:
-        raise DoesNotFit("the training images do not fit on the devices of another host")
-    part = "" if fraction == 1 else f", and they may take {fraction:.0%}"
-    raise DoesNotFit(
-        f"{note}{part}: take smaller images (dmljax prepare --size), more devices, or "
-        "--config.runtime.data=host"
-    )
 
 
 def _read(run: Run) -> Iterator[tuple[int, np.ndarray]]:
@@ -143,18 +141,6 @@ def _free_bytes(devices: Sequence[jax.Device]) -> int:
     """Returns the free memory of each device; CPUs share half of the host's."""
     free = [count for x in devices if (count := free_bytes(x.memory_stats())) is not None]
     return min(free) if len(free) == len(devices) else machine.free_memory() // (2 * len(devices))
-
-
-def _block(
-    images: list[np.ndarray | None], rows: range, bound: tuple[int, ...], dtype: Any
-) -> np.ndarray:
-    """Stacks the images of a device, with zeros beyond each; drops them from the list."""
-    block = np.zeros((len(rows), *bound), dtype)
-    for i, row in enumerate(rows):
-        if row < len(images) and (image := images[row]) is not None:
-            block[i][tuple(slice(side) for side in image.shape)] = image
-            images[row] = None
-    return block
 
 
 def _together(platform: str) -> int | None:

@@ -9,6 +9,7 @@ import pytest
 from processes import LONG, ends, mounted, started
 from system import tiny
 
+from dmljax.files.result import read
 from dmljax.runs import folder as run_folder
 from dmljax.runs import training
 from dmljax.train import journal
@@ -32,6 +33,9 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path):
     _, state = run_folder.reopen(tmp_path / "run")
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
     assert int(state.step) == _undamaged_steps(tmp_path / "run")[-1]
+    result = read(tmp_path / "run")
+    assert result.status == "diverged" and f"at step {result.step} " in result.message
+    assert result.chosen is None and result.scores == {} and 1 <= result.step <= 6
 
 
 @pytest.mark.parametrize("name", ["loss", "gradient_norm"])

@@ -1,7 +1,9 @@
 """Features of a frozen backbone that are computed once, and runs that train on them."""
 
+import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 from processes import ROOT, mounted, same
-from system import METHODS, blobs, brief, photos, tiny, write_config
+from system import METHODS, blobs, brief, photos, write_config
 
 from dmljax import bundle
 from dmljax.bundle import exporting
@@ -139,7 +141,10 @@ def test_other_images_weights_and_transforms_are_other_features(source, tmp_path
     file = root / "c0" / "000.png"
     os.utime(file, (1, 1))
     assert len(first & folders()) == 1  # the test images are the same
-    training.run(tiny(tmp_path, seed=5), tmp_path / "other")
+    shutil.copytree(source, tmp_path / "other")
+    result = json.loads((source / "result.json").read_text())
+    result["digests"]["run"] = "0" * 64
+    (tmp_path / "other" / "result.json").write_text(json.dumps(result))
     assert not first & folders(start=str(tmp_path / "other"))
 
 

@@ -1,47 +1,14 @@
 """Runs whose loss is computed in tiles."""
 
-import functools
-
 import jax
 import numpy as np
-import optax
 import pytest
 from system import tiny
 from train.pixels import (
-    EXACT,
-    C,
-    Pixels,
-    as_float64,
-    batch_of,
-    distance,
-    first_state,
     refusal,
-    run_on,
-    scaled,
 )
 
-from dmljax import losses, methods
 from dmljax.config.build import build
-from dmljax.train.step import train_step
-
-
-def test_a_step_in_tiles_is_that_of_the_whole_matrix(without_diagnostics):
-    """Also with the net in chunks, and on three devices, which do not divide the batch."""
-    optimizer = optax.trace(0.0)  # whose state is the gradient
-    batch = batch_of(16)
-    results = []
-    for tile, chunk, devices in ((None, None, 1), (5, None, 1), (5, 7, 3)):
-        loss_fn = functools.partial(losses.supcon, tile=tile)
-        method = methods.pairs(Pixels(), loss_fn, classes=C, dim=5, prefixes=(2,))
-        step = train_step(method, optimizer, normalize_fn=scaled, seed=0, chunk=chunk)
-        state = as_float64(first_state(method, optimizer))
-        with jax.enable_x64(True):
-            results.append(run_on(devices, step, state, batch, chunk=chunk))
-    (expected, metrics), *others = results
-    assert metrics["gradient_norm"] > 1e-3
-    for actual, tile_metrics in others:
-        assert distance(actual.opt_state, expected.opt_state) < EXACT
-        np.testing.assert_allclose(tile_metrics["loss"], metrics["loss"], rtol=EXACT)
 
 
 def test_a_config_computes_its_loss_in_tiles_on_its_devices(tmp_path):

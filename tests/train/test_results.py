@@ -69,15 +69,6 @@ def test_choosing_by_test_scores_is_marked(tmp_path, capsys):
     assert (chosen.score, chosen.candidates, chosen.uses_test) == (None, 1, True)
 
 
-def test_a_diverged_run_says_so_with_its_step(tmp_path):
-    optimizer = {"name": "sgd", "rate": 1e30}
-    with pytest.raises(FloatingPointError):
-        training.run(tiny(tmp_path, optimizer=optimizer), tmp_path / "run")
-    result = read(tmp_path / "run")
-    assert result.status == "diverged" and f"at step {result.step} " in result.message
-    assert result.chosen is None and result.scores == {} and 1 <= result.step <= 6
-
-
 def test_a_failed_run_says_why_and_a_later_success_replaces_it(tmp_path):
     config, board = tiny(tmp_path), tmp_path / "run" / "tensorboard"
     board.parent.mkdir()

@@ -1,6 +1,5 @@
 """Interrupted runs: killed, signalled, damaged on the disk; the same command gives the same run."""
 
-import multiprocessing
 import os
 import random
 import re
@@ -53,32 +52,6 @@ def test_every_method_has_a_config_to_be_killed_in():
     assert set(METHODS) == {name for name in methods.__all__ if name.islower()}
 
 
-# A server that has imported everything starts a run in a second. Each run is a separate process
-# with its own workers, so that a real signal can kill it.
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["dmljax.train", "orbax.checkpoint.v1", "grain", "tensorboardX"])
-
-
-class _Started:
-    """A run in a separate process, with the methods `poll` and `wait` of `subprocess.Popen`."""
-
-    def __init__(self, config, run):
-        self._process = _SERVER.Process(target=training.run, args=(config, run))
-        self._process.start()
-
-    def poll(self):
-        return self._process.exitcode
-
-    def kill(self):
-        os.kill(self._process.pid, signal.SIGKILL)
-        self._process.join()
-        assert self.poll() == -signal.SIGKILL
-
-    def wait(self, timeout):
-        self._process.join(timeout)
-        return self.poll()
-
-
 def _saving(run):
     """Tells whether a checkpoint is being written."""
     return any("tmp" in name for name in _names(run / "checkpoints"))
@@ -99,20 +72,19 @@ def _names(folder):
 def test_killed_at_many_moments_every_method_gives_the_same_run(tmp_path, name):
     fields = {"steps": 60, "checkpoint": {"every": 3, "keep": 2}}
     config = tiny(tmp_path, **LONG | METHODS[name] | fields)
-    (tmp_path / "out.txt").touch()
     undisturbed, run = tmp_path / "undisturbed", tmp_path / "killed"
-    ends(_Started(config, undisturbed), 0, tmp_path)
     rng = random.Random(name)
-    moments = [_saving, _unproven, 12, _saving, 30]
-    for number, moment in enumerate(moments):
-        process = _Started(config | {"runtime": {"workers": number % 2}}, run)
-        if callable(moment):
-            until(lambda moment=moment: moment(run), process, tmp_path, pause=0.0005)
-        else:
-            until_step(run, moment, process)
-            time.sleep(rng.uniform(0, 0.2))
-        process.kill()
-    ends(_Started(config, run), 0, tmp_path)
+    for number, moment in enumerate([_saving, _unproven, 12, _saving, 30]):
+        workers = f"--config.runtime.workers={number % 2}"
+        with started(tmp_path, run, config, workers) as process:  # killed at the end of the block
+            if callable(moment):
+                until(lambda moment=moment: moment(run), process, tmp_path, pause=0.0005)
+            else:
+                until_step(run, moment, process)
+                time.sleep(rng.uniform(0, 0.2))
+    for folder in (run, undisturbed):
+        with started(tmp_path, folder, config) as process:
+            ends(process, 0, tmp_path)
     assert not _saving(run)  # no unfinished checkpoint is left
     same_run(run, undisturbed)
 
