@@ -67,8 +67,7 @@ def keep_programs() -> None:
     except (OSError, filelock.Timeout) as error:
         logging.warning(f"compiled programs are not kept: {error}. Set DMLJAX_CACHE to a folder")
         return
-    jax.config.update(_FOLDER, str(folder))
-    for name, value in _LIMITS.items():
+    for name, value in {_FOLDER: str(folder), **_LIMITS}.items():
         if name.upper() not in os.environ:
             jax.config.update(name, value)
 

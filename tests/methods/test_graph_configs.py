@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from graph_cases import LOSS
-from ml_collections import ConfigDict
+from one_step import read, shrink
 from system import load_module
 
 from dmljax import nets
@@ -72,35 +72,13 @@ def test_published_sizes_of_the_encoder():
     assert "graph" not in _sizes("sop", "", 11_318)
 
 
-@functools.cache
-def _data(folder):
-    rng = np.random.default_rng(0)
-    labels = np.repeat(np.arange(12), 6)
-    colors = rng.integers(40, 216, size=(12, 1, 1, 3))[labels]
-    images = np.clip(colors + rng.integers(-40, 40, size=(72, 40, 40, 3)), 0, 255)
-    path = folder / "set.npz"
-    np.savez(path, images=images.astype(np.uint8), labels=labels, class_is_test=np.arange(12) >= 6)
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("data")
-
-
 def _small(name, arg, folder):
-    """The config on twelve classes of plain colors, with a net that compiles in a second."""
-    actual = _module(name).get_config(arg)
-    actual.unlock()
-    actual.dataset = ConfigDict({"name": "npz", "path": _data(folder)})
-    actual.net = ConfigDict({"name": "convnet", "widths": (8,), "strides": (2,)})
-    actual.transform.size = 16
-    if actual.sampler.name == "random_class_count":
-        actual.sampler.batch_size = 8
-    else:
-        actual.sampler.update(classes=4, per_class=2)
-    actual.method.dim = 16
-    return actual
+    """The config on small data, with a net that compiles in a second."""
+    config = read(f"{name}_graph", arg)
+    is_drawn = config["sampler"]["name"] == "random_class_count"
+    sampler = {"batch_size": 8} if is_drawn else {"classes": 2, "per_class": 4}
+    net = {"name": "convnet", "widths": [8], "strides": [2]}
+    return shrink(config, folder, sampler=sampler, method={"dim": 16}, net=net)
 
 
 def _check_blocks(blocks, arg, *, layers):
@@ -122,22 +100,22 @@ def _check_blocks(blocks, arg, *, layers):
             assert ("output" in block["att"]) == ("published=True" in arg)
 
 
-@pytest.mark.parametrize("name", ["cars", "sop"])
 @pytest.mark.parametrize(
-    "arg",
+    ("name", "arg"),
     [
-        "",
-        "attention=gat,published=True",
-        "attention=gatv2,mlp=False",
-        "attention=none,mlp=False,published=True",
-        "backbone_only=True,held_out=0.34",
+        ("cars", ""),
+        ("sop", ""),
+        ("cars", "attention=gat,published=True"),
+        ("sop", "attention=gatv2,mlp=False,backbone_only=False"),
+        ("cars", "attention=none,mlp=False,published=True"),
+        ("sop", "backbone_only=True,held_out=0.34"),
     ],
 )
-def test_the_arguments_of_a_config_change_its_network(name, arg, folder):
-    run = build(_small(name, arg, folder))
+def test_the_arguments_of_a_config_change_its_network(name, arg, tmp_path):
+    run = build(_small(name, arg, tmp_path))
     assert (run.held_out is not None) == ("held_out" in arg)
     assert run.selection.key == ("val/R@1" if "held_out" in arg else "test/R@1")
-    alone = "backbone_only" in arg or (name == "sop" and "backbone_only=False" not in arg)
+    alone = name == "sop" and "backbone_only=False" not in arg
     assert (run.method.inspect.refine is None) == alone
     assert ("graph" in run.shapes.params) == (not alone)
     if not alone:
@@ -165,19 +143,16 @@ def test_the_rate_is_divided_at_both_reloads_and_once_as_published():
     np.testing.assert_allclose(factors[True], [1, 1, 0.1, 0.1, 0.1, 0.1], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "layers", "heads", "concat"), [("cub", 1, 2, False), ("cars", 1, 4, False)]
-)
-def test_refinement_at_test_time_is_an_argument(name, layers, heads, concat, folder):
-    run = build(_small(name, "attention=dot_plus_one,test_time=True", folder))
-    method = run.config["method"]
-    assert (method["layers"], method["heads"], method["concat_layers"]) == (layers, heads, concat)
-    assert run.options.evaluate.rankings == ("refined",)
-    plain = build(_small(name, "attention=dot_plus_one", folder))
-    assert not plain.options.evaluate.rankings
-    selected = _small(name, "test_time=True", folder)
-    selected.select = "test/refined/R@1"
-    assert build(selected).selection.score == "refined/R@1"
+def test_refinement_at_test_time_is_an_argument(tmp_path):
+    for name, expected in (("cub", (1, 2, False)), ("cars", (1, 4, False))):
+        config = _small(name, "attention=dot_plus_one,test_time=True", tmp_path)
+        method = config["method"]
+        assert (method["layers"], method["heads"], method["concat_layers"]) == expected
+        run = build(config | {"select": "test/refined/R@1"})
+        assert list(run.options.evaluate.rankings) == ["refined"]
+        assert run.selection.score == "refined/R@1"
+        plain = _small(name, "attention=dot_plus_one", tmp_path)
+        assert not plain["evaluate"]["rankings"]
     for arg, message in (
         ("test_time=True,backbone_only=True", "test_time=True needs the graph"),
         ("heads=averaged,attention=none", "heads=averaged needs an attention"),

@@ -83,8 +83,7 @@ def _cut_scores(x, labels, *, depth, marks=None):
 
 
 @pytest.mark.parametrize("depth", [1, 4, "max_bin_count"])
-@pytest.mark.parametrize("sizes", [[5, 5, 5, 5], [2, 3, 7, 8, 1]])
-@pytest.mark.parametrize("protocol", [False, True])
+@pytest.mark.parametrize(("sizes", "protocol"), [([5, 5, 5, 5], False), ([2, 3, 7, 8, 1], True)])
 def test_scores_cut_at_a_depth_are_those_of_a_loop(depth, sizes, protocol):
     rng = np.random.default_rng(len(sizes))
     labels = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
