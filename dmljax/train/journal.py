@@ -2,7 +2,7 @@
 
 `metrics.jsonl` holds what the run computes, one line per report. A run that was interrupted and
 resumed writes the same bytes as one that was not (on GPUs with `runtime.deterministic`). Speed and
-memory are in `speed.jsonl`. TensorBoard gets both. `result.json` (`dmljax.files.run_folder`) is written
+memory are in `speed.jsonl`. TensorBoard gets both. `result.json` (`files.run_folder`) is written
 after the last evaluation, or when the run fails.
 """
 
