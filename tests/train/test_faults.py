@@ -9,7 +9,7 @@ import pytest
 from processes import LONG, ends, mounted, started
 from system import tiny
 
-from dmljax.files.result import read
+from dmljax.files.run_folder import read
 from dmljax.runs import folder as run_folder
 from dmljax.runs import training
 from dmljax.train import journal
