@@ -192,22 +192,6 @@ def test_rows_with_an_error_are_tried_again_and_others_are_not(tmp_path):
     assert (tmp_path / "tests").read_text() == "x"
 
 
-def test_a_test_that_fails_is_named_at_once(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(SCRIPT.parent)
-    accelerator = importlib.import_module("accelerator")
-    (tmp_path / "tests" / "gpu").mkdir(parents=True)
-    (tmp_path / "setup.cfg").write_text("[tool:pytest]\nmarkers = gpu: all\naddopts = -q\n")
-    (tmp_path / "tests" / "gpu" / "test_two.py").write_text(
-        "import pytest\npytestmark = pytest.mark.gpu\n"
-        "def test_good(): pass\ndef test_bad(): assert False\n"
-    )
-    monkeypatch.setattr(accelerator, "ROOT", tmp_path)
-    lines = accelerator.tests({})
-    assert next(lines)["name"] == "tests/gpu/test_two.py::test_bad"
-    with pytest.raises(RuntimeError, match="1 failed, 1 passed"):
-        next(lines)
-
-
 def test_an_unknown_row_is_refused(tmp_path):
     command = [sys.executable, str(SCRIPT), "--rows", "machine", "nonsense"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)

@@ -78,6 +78,10 @@ def as_masks(chosen):
 
 
 @functools.cache
-def compiled_miner(name):
-    """The miner's masks: of pairs, or of triplets."""
-    return jax.jit(lambda *args: as_masks(EVERY[name](*args)))
+def compiled_miners(*names):
+    """The masks of some miners: of pairs, or of triplets."""
+    return jax.jit(lambda *args: [as_masks(EVERY[name](*args)) for name in names])
+
+
+def mined(name, *args):
+    return compiled_miners(name)(*args)[0]

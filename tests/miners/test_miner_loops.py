@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,8 @@ from miner_cases import (
     EVERY,
     PAIR_MINERS,
     TRIPLET_MINERS,
-    compiled_miner,
+    compiled_miners,
+    mined,
     triplet_mask,
 )
 
@@ -110,30 +112,30 @@ def _grid(steps, kinds):
     return distances, ops.Pairs(kinds == "p", kinds == "n")
 
 
-@pytest.mark.parametrize("name", PAIR_MINERS)
 @settings(deadline=None, max_examples=60, derandomize=True)
 @given(steps=GRIDS, kinds=MASKS)
-def test_pairs_are_those_of_the_loop(name, steps, kinds):
+def test_pairs_are_those_of_the_loop(steps, kinds):
     distances, pairs = _grid(steps, kinds)
-    chosen = compiled_miner(name)(distances, pairs)
-    for mask, expected in zip(chosen, _naive(name, distances, *pairs), strict=True):
-        assert {*map(tuple, np.argwhere(mask))} == {*map(tuple, expected)}
+    masks_of_all = compiled_miners(*PAIR_MINERS)(distances, pairs)
+    for name, chosen in zip(PAIR_MINERS, masks_of_all, strict=True):
+        for mask, expected in zip(chosen, _naive(name, distances, *pairs), strict=True):
+            assert {*map(tuple, np.argwhere(mask))} == {*map(tuple, expected)}, name
 
 
-@pytest.mark.parametrize("name", TRIPLET_MINERS)
 @settings(deadline=None, max_examples=20, derandomize=True)
 @given(steps=st.lists(st.integers(4, 12), min_size=15, max_size=15), seed=st.integers(0, 99))
-def test_triplets_are_those_of_the_loop(name, steps, seed):
+def test_triplets_are_those_of_the_loop(steps, seed):
     distances = np.zeros((6, 6), np.float32)
     distances[np.triu_indices(6, 1)] = np.array(steps) / 8
     distances += distances.T
     pairs = ops.pairs(np.random.default_rng(seed).integers(0, 3, 6))
-    selected = np.asarray(compiled_miner(name)(distances, pairs)[0])
+    masks_of_all = jax.device_get(compiled_miners(*TRIPLET_MINERS)(distances, pairs))
     d, pairs = distances.astype(float), ops.Pairs(*map(np.asarray, pairs))
-    for i, j, k in itertools.product(range(6), repeat=3):
-        expected = pairs.positives[i, j] and pairs.negatives[i, k]
-        expected = expected and _naive_triplet(name, d[i, j], d[i, k], d[j, k])
-        assert selected[i, j, k] == expected
+    for name, (selected,) in zip(TRIPLET_MINERS, masks_of_all, strict=True):
+        for i, j, k in itertools.product(range(6), repeat=3):
+            expected = pairs.positives[i, j] and pairs.negatives[i, k]
+            expected = expected and _naive_triplet(name, d[i, j], d[i, k], d[j, k])
+            assert selected[i, j, k] == expected, name
 
 
 def _naive_across_halves(labels):
@@ -162,7 +164,7 @@ def test_pairs_by_position_are_those_of_the_loop(name, size):
     for _ in range(10):
         labels = rng.integers(0, 3, size)
         distances = rng.uniform(size=(size, size)).astype(np.float32)
-        chosen = compiled_miner(name)(distances, ops.pairs(labels))
+        chosen = mined(name, distances, ops.pairs(labels))
         for mask, expected in zip(chosen, _naive(name, labels), strict=True):
             assert [*map(tuple, np.argwhere(mask))] == sorted(expected)
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from miner_cases import DRAWS, EVERY, KEY, TRIPLET_MINERS, compiled_miner
+from miner_cases import DRAWS, EVERY, KEY, TRIPLET_MINERS, mined
 
 from dmljax import losses, miners, ops
 from dmljax.miners.selections import every, semihardest
@@ -33,6 +33,9 @@ def _loss(name):
     )
 
 
+_loss_of_pairs = jax.jit(jax.value_and_grad(functools.partial(losses.triplet, margin=1.0)))
+
+
 def _batch(seed, b=9, d=4):
     x = np.random.default_rng(seed).normal(size=(b, d)).astype(np.float32)
     return x, np.arange(b) // 2
@@ -48,13 +51,13 @@ def test_a_masked_row_is_a_dropped_row(name):
     x, labels = _batch(3)
     where = np.array([1, 1, 0, 1, 1, 1, 0, 1, 1], bool)
     distances = _distances(x)
-    chosen = compiled_miner(name)(distances, ops.pairs(labels, where=where))
+    chosen = mined(name, distances, ops.pairs(labels, where=where))
     for mask in chosen:
         for axis in range(mask.ndim):
             assert not np.compress(~where, mask, axis=axis).any()
     if name in DRAWS:
         return
-    fewer = compiled_miner(name)(distances[where][:, where], ops.pairs(labels[where]))
+    fewer = mined(name, distances[where][:, where], ops.pairs(labels[where]))
     for mask, dropped in zip(chosen, fewer, strict=True):
         for axis in range(mask.ndim):
             mask = np.compress(where, mask, axis=axis)
@@ -64,11 +67,9 @@ def test_a_masked_row_is_a_dropped_row(name):
 @pytest.mark.parametrize("name", [name for name in ONE_OF_EACH if name not in TRIPLET_MINERS])
 def test_no_gradient_flows_through_the_choice_of_pairs(name):
     x, labels = _batch(4)
-    chosen = ops.Pairs(*compiled_miner(name)(_distances(x), ops.pairs(labels)))
+    chosen = ops.Pairs(*mined(name, _distances(x), ops.pairs(labels)))
     value, gradient = _loss(name)(x, labels)
-    fixed, slope = jax.jit(jax.value_and_grad(functools.partial(losses.triplet, margin=1.0)))(
-        x, chosen
-    )
+    fixed, slope = _loss_of_pairs(x, chosen)
     assert value > 0
     np.testing.assert_allclose(value, fixed, rtol=1e-5)
     np.testing.assert_allclose(gradient, slope, rtol=1e-4, atol=1e-6)
@@ -88,7 +89,7 @@ def test_a_degenerate_batch_selects_only_pairs_and_has_a_finite_loss(name, label
     for x in (_batch(5)[0], np.ones((9, 4), np.float32), np.zeros((9, 4), np.float32)):
         for where in (np.ones(9, bool), np.zeros(9, bool)):
             pairs = ops.pairs(labels, where=where)
-            chosen = compiled_miner(name)(_distances(x), pairs)
+            chosen = mined(name, _distances(x), pairs)
             for mask, possible in zip(chosen, pairs, strict=len(chosen) == 2):
                 possible = possible[..., None] if mask.ndim == 3 else possible
                 assert not (mask & ~possible).any()
@@ -104,7 +105,8 @@ def test_a_nan_in_a_row_makes_the_loss_nan(name, row):
     assert np.isnan(_loss(name)(x, np.arange(9) // 3)[0])
 
 
-@each_miner
+# Those with a loop, and one that returns triplets.
+@pytest.mark.parametrize("name", ["hardest_fraction", *DRAWS, "semihard_triplets"])
 def test_vmap_in_half_precision_gives_the_values_of_single_batches(name):
     labels = np.arange(9) // 2
     x = jnp.stack([_batch(seed)[0] for seed in range(2)]).astype(jnp.bfloat16)
@@ -112,6 +114,19 @@ def test_vmap_in_half_precision_gives_the_values_of_single_batches(name):
     single = [_loss(name)(np.asarray(one, np.float32), labels)[0] for one in x]
     np.testing.assert_allclose(values, single, rtol=1e-5)
     assert gradients.dtype == jnp.bfloat16
+
+
+def test_pairs_with_references_are_mined():
+    rng = np.random.default_rng(10)
+    x, y = rng.normal(size=(4, 3)), rng.normal(size=(7, 3))
+    labels, others = np.arange(4), np.array([0, 1, 2, 3, 0, 1, 2])
+    unit, others_unit = (z / np.linalg.norm(z, axis=1, keepdims=True) for z in (x, y))
+    d = np.linalg.norm(unit[:, None] - others_unit[None], axis=-1)
+    alike = labels[:, None] == others[None]
+    farthest, nearest = np.where(alike, d, -1).max(axis=1), np.where(alike, 9, d).min(axis=1)
+    loss = functools.partial(losses.triplet, margin=2.0, mine_fn=miners.batch_hard)
+    value = jax.jit(loss)(x, labels, references=y, reference_labels=others)
+    np.testing.assert_allclose(value, np.mean(farthest - nearest + 2), rtol=1e-5)
 
 
 def test_wrong_arguments_are_named(unchecked):
