@@ -21,8 +21,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from dmljax.commands.parser import add_fields, flag, load_bundle, refuse
 from dmljax.index import filters, inputs
 from dmljax.index import open as open_index
@@ -68,8 +66,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         if bundle is not None and (images := words[1:]):
             # An index of vectors that `dmljax embed --prefix` wrote is searched by such prefixes.
             prefix = None if store.dimension == bundle.dimension else store.dimension
-            batch = np.stack([_prepare(bundle, path) for path in images])
-            vectors = bundle.embed_prepared(batch, prefix=prefix)
+            vectors = bundle.embed(images, prefix=prefix)
             results += zip(images, store.search(vectors, k, **options), strict=True)
         if bundle is not None and texts:
             vectors = bundle.embed_text(texts)
@@ -81,13 +78,6 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         else:
             print(_table(query, hits, arguments.threshold, threshold))
     return 0
-
-
-def _prepare(bundle: Any, path: str) -> np.ndarray:
-    try:
-        return bundle.prepare(path)
-    except (ValueError, OSError) as error:
-        raise ValueError(str(error) if path in str(error) else f"{path}: {error}") from None
 
 
 def _table(query: str, hits: list[Hit], name: str | None, threshold: float | None) -> str:

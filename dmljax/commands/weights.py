@@ -13,13 +13,13 @@ default ~/.cache/dmljax. docs/weights.md describes the files.
 """
 
 import argparse
-import ast
 import os
 import shutil
 from collections.abc import Sequence
 from typing import Any
 
 from dmljax.commands.parser import given, leave_out, refuse
+from dmljax.config import files as config_files
 
 _PIPED = 1000  # columns if the output is not a terminal: nothing is cut
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
-    keywords = _keywords(extras)
+    refuse("weights", [w for w in extras if not w.startswith("--net.") or "=" not in w])
     from dmljax import at_hand, weights
     from dmljax.weights import published
 
@@ -60,23 +60,12 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         raise ValueError("--net=NAME and --to=FILE.safetensors are needed (dmljax weights --help)")
     if os.path.lexists(to):
         raise FileExistsError(f"{to} exists: choose another --to")
-    metadata = _convert(file, {"name": arguments.net, **keywords}, to, arguments.adapter)
+    words = [word.replace("--net.", "--config.net.", 1) for word in extras]
+    spec = config_files.override({"net": {"name": arguments.net}}, words)["net"]
+    metadata = _convert(file, spec, to, arguments.adapter)
     source = metadata["source"]["known_as"] or "unknown"
     print(*metadata["notes"], f"wrote {to}: {metadata['net']}, source {source}", sep="\n")
     return 0
-
-
-def _keywords(extras: Sequence[str]) -> dict[str, Any]:
-    """Returns the arguments of the net on the command line."""
-    refuse("weights", [w for w in extras if not w.startswith("--net.") or "=" not in w])
-    keywords = {}
-    for word in extras:
-        key, _, value = word.removeprefix("--net.").partition("=")
-        try:
-            keywords[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            keywords[key] = value
-    return keywords
 
 
 def _convert(path: str, spec: dict[str, Any], to: str, adapter: str | None) -> dict[str, Any]:

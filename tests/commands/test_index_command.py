@@ -41,9 +41,6 @@ class Average(bundles.Bundle):
         except OSError:
             raise ValueError(f"{image} is not an image") from None
 
-    def embed(self, images):
-        return self.embed_prepared(np.stack([self.prepare(image) for image in images]))
-
     def embed_prepared(self, batch, *, prefix=None):
         assert prefix is None
         assert len(batch)
