@@ -22,7 +22,6 @@ from dmljax.ops import Array
 
 __all__ = ["convnext_b", "convnext_l", "convnext_s", "convnext_t"]
 
-_STAGES = ("stem", "0", "1", "2", "3")
 _INIT = {"kernel_init": truncated_normal(0.02), "bias_init": nn.initializers.zeros}
 
 
@@ -82,21 +81,16 @@ class ConvNeXt(layers.Backbone, kw_only=True):
             return x
 
         def stage_of_blocks(index, numbers, x):
-            if index and numbers.start == 0:
+            if index and numbers[0] == 0:
                 fn = functools.partial(downsample, self.width * 2**index)
                 x = layers.named("downsample", fn, x)
             return layers.named("blocks", functools.partial(blocks, index, numbers), x)
 
         def all_stages(x):
-            for stage in filter(str.isdigit, stages):
-                count = self.blocks[int(stage)]
-                numbers = range(
-                    first_blocks.start if stage == first else 0,
-                    last_blocks.stop if stage == last else count,
-                )
+            for stage, numbers in parts.items():
                 fn = functools.partial(stage_of_blocks, int(stage), numbers)
                 x = layers.named(stage, fn, x)
-                if numbers.stop == count:
+                if numbers[-1] == self.blocks[int(stage)] - 1:
                     outputs[stage] = x
             return x
 
@@ -106,41 +100,29 @@ class ConvNeXt(layers.Backbone, kw_only=True):
                 outputs["logits"] = Dense(self.classes, **_INIT, name="fc")(outputs["pooled"])
 
         block = layers.checkpointed(_Block, self.remat)
-        start, stop = self.start or _STAGES[0], self.stop or _STAGES[-1]
-        (first, first_blocks), (last, last_blocks) = self._place(start), self._place(stop)
-        stages = layers.stage_range("convnext", _STAGES, first, last)
-        if first == last and first_blocks.start >= last_blocks.stop:
-            raise ValueError(
-                f"convnext reaches block {stop!r} before {start!r}: exchange start and stop"
-            )
-        index = _STAGES.index(first)
-        channels = self.width * 2 ** max(0, index - 2 + (first_blocks.start > 0)) if index else 3
-        layers.check_maps(f"convnext from {start!r} on", images, channels)
-        x, outputs = images, {}
-        if "stem" in stages:
+        first, *others = self._range()
+        parts: dict[str, list[int]] = {}
+        for name in others if first == "stem" else (first, *others):
+            parts.setdefault(name[0], []).append(int(name[2:]))
+        x, outputs, channels = images, {}, 3
+        if first != "stem":
+            channels = self.width * 2 ** max(0, int(first[0]) - first.endswith(".0"))
+        layers.check_maps(f"convnext from {self.start or first!r} on", images, channels)
+        if first == "stem":
             x = outputs["stem"] = layers.named("stem", stem, x)
         x = layers.named("stages", all_stages, x)
         outputs = layers.add_pooled(outputs, x)
-        if _STAGES[-1] in outputs:
+        if "3" in outputs:
             layers.named("head", head, outputs["pooled"])
         return outputs
 
-    def _place(self, name: str) -> tuple[str, range]:
-        """Splits a name into stage and blocks: '2.4' is one block of stage '2', and '2' is all of
-        them.
-        """
-        stage, dot, block = name.partition(".")
-        if stage not in _STAGES[1:]:
-            return name, range(1)
-        count = self.blocks[int(stage)]
-        if not dot:
-            return stage, range(count)
-        if not block.isdigit() or int(block) >= count:
-            raise ValueError(
-                f"convnext has no block {name!r}: the blocks of stage {stage} are {stage}.0 to "
-                f"{stage}.{count - 1}"
-            )
-        return stage, range(int(block), int(block) + 1)
+    def _range(self) -> tuple[str, ...]:
+        """Lists the stem and the blocks from `start` to `stop`, such as '2.4'."""
+        last = {str(stage): f"{stage}.{n - 1}" for stage, n in enumerate(self.blocks)}
+        start, stop = self.start or "stem", self.stop or "3"
+        start, stop = f"{start}.0" if start in last else start, last.get(stop, stop)
+        names = [f"{stage}.{i}" for stage, n in enumerate(self.blocks) for i in range(n)]
+        return layers.stage_range("convnext", ["stem", *names], start, stop)
 
     @classmethod
     def facts(cls, shape: files.ShapeFn) -> dict[str, Any] | None:

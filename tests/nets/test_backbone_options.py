@@ -220,11 +220,11 @@ def zeros(*shape, dtype=np.float32):
         (nets.googlenet_bn(), zeros(2, 3, 64, 64), "3 channels, not [2, 3, 64, 64]"),
         (nets.mobilenet_v2(start="5"), zeros(2, 8, 8, 24), "32 channels, not"),
         (nets.efficientnet_lite0(start="3"), zeros(2, 8, 8, 24), "'3' on takes [b h w c] with 40"),
-        (nets.convnext_t(start="2.9"), zeros(2, 8, 8, 384), "the blocks of stage 2 are 2.0 to 2.8"),
+        (nets.convnext_t(start="2.9"), zeros(2, 8, 8, 384), "convnext has no stage '2.9'. It has"),
         (
             nets.convnext_t(start="2.4", stop="2.3"),
             zeros(2, 8, 8, 384),
-            "reaches block '2.3' before",
+            "reaches stage '2.3' before",
         ),
         (nets.vit_s16(stop="12"), zeros(2, 32, 32, 3), "vit has no stage '12'"),
         (nets.vit_s16(start="3"), zeros(2, 4, 4, 3), "'3' on takes [b h w c] with 384"),

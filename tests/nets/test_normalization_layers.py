@@ -48,7 +48,7 @@ def test_batch_norm_by_definition(shape):
         jax.tree.map(np.testing.assert_array_equal, dict(new), old)
 
 
-@pytest.mark.parametrize("options", [{}, {"use_bias": False}, {"use_scale": False}])
+@pytest.mark.parametrize("options", [{}, {"use_bias": False}])
 def test_gradients_of_batch_norm_are_those_of_its_definition(options):
     x = (3 * normal(4, 5, 6, 3) + 1).astype(np.float64)
     weights = normal(4, 5, 6, 3).astype(np.float64)

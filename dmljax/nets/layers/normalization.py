@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from dmljax import ops
-from dmljax.nets.initializers import Initializer
 from dmljax.ops import Array
 
 __all__ = ["BatchNorm", "batch_norm", "freeze", "frozen_batch_norm", "is_frozen"]
@@ -33,9 +32,7 @@ class BatchNorm(nn.Module, kw_only=True):
     epsilon: float = 1e-5
     frozen: bool = False
     use_bias: bool = True
-    use_scale: bool = True
     dtype: Any = None
-    scale_init: Initializer = nn.initializers.ones
 
     def __call__(
         self,
@@ -56,7 +53,6 @@ class BatchNorm(nn.Module, kw_only=True):
             factor = self._factor(running_var, scale)
             y = (ops.widen(x) - broadcastable(running_mean.value)) * broadcastable(factor)
         else:
-            scale = jnp.ones(shape) if scale is None else scale
             momentum: float | jax.Array = self.momentum
             if where is None:
                 y, mean, var = _normalized(x, scale, self.epsilon)
@@ -91,13 +87,12 @@ class BatchNorm(nn.Module, kw_only=True):
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
         running_var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
         f32 = jnp.float32  # also under jax_enable_x64
-        scale = self.param("scale", self.scale_init, shape, f32) if self.use_scale else None
+        scale = self.param("scale", nn.initializers.ones, shape, f32)
         bias = self.param("bias", nn.initializers.zeros, shape, f32) if self.use_bias else None
         return running_mean, running_var, scale, bias
 
-    def _factor(self, running_var: nn.Variable, scale: Array | None) -> jax.Array:
-        factor = jax.lax.rsqrt(running_var.value + self.epsilon)
-        return factor if scale is None else factor * scale
+    def _factor(self, running_var: nn.Variable, scale: Array) -> jax.Array:
+        return jax.lax.rsqrt(running_var.value + self.epsilon) * scale
 
 
 batch_norm = BatchNorm
@@ -190,14 +185,9 @@ def _is_half(dtype: Any) -> bool:
 
 
 def local_response_norm(
-    x: Float[Array, "b h w c"],
-    *,
-    size: int = 5,
-    alpha: float = 1e-4,
-    beta: float = 0.75,
-    k: float = 1.0,
+    x: Float[Array, "b h w c"], *, size: int = 5, alpha: float = 1e-4
 ) -> Float[jax.Array, "b h w c"]:
-    """Computes x / (k + alpha / size * sum of x^2 over `size` neighboring channels)^beta, as in
+    """Computes x / (1 + alpha / size * sum of x^2 over `size` neighboring channels)^0.75, as in
     Caffe.
 
     TensorFlow's function of this name does not divide alpha by `size`. In half precision, the
@@ -209,6 +199,6 @@ def local_response_norm(
         before = (size - 1) // 2
         squares = jnp.pad(wide * wide, ((0, 0), (0, 0), (0, 0), (before, size - 1 - before)))
         total = sum(squares[..., i : i + x.shape[-1]] for i in range(size))
-        return (wide * (k + alpha / size * total) ** -beta).astype(x.dtype)
+        return (wide * (1.0 + alpha / size * total) ** -0.75).astype(x.dtype)
 
     return (jax.checkpoint(normalized) if _is_half(x.dtype) else normalized)(x)
