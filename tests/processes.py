@@ -103,7 +103,7 @@ def children(parent):
 
 def until_step(workdir, step, process):
     """Waits until the run has reported `step`."""
-    until(lambda: _reported(workdir, step), process, workdir.parent)
+    until(lambda: reported(workdir, step), process, workdir.parent)
 
 
 def until(fn, process, folder, *, pause=0.05):
@@ -124,7 +124,7 @@ def wait_for(condition, *, seconds=30, what="it"):
         time.sleep(0.05)
 
 
-def _reported(workdir, step):
+def reported(workdir, step):
     with contextlib.suppress(ValueError):  # a line may be half written
         return any(
             x["step"] >= step and "loss" in x for x in journal.read(workdir / "metrics.jsonl")

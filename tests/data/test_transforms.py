@@ -57,17 +57,10 @@ def test_every_transform_is_pure_and_named(name):
     if not any(getattr(operation, "noise", 0) for operation in bound.operations):
         rng.integers(1 << 24)
         assert rng.random() == other.random()
-
-
-@pytest.mark.parametrize("name", transforms.__all__)
-def test_json_and_pickle_give_the_same_operations(name):
-    bound = transform.bind(getattr(transforms, name))
-    data = json.loads(json.dumps(bound.to_json()))
-    again = transform.Transform(tuple(transform.of_json(data)))
-    assert again.to_json() == bound.to_json()
-    assert pickle.loads(pickle.dumps(bound)) == bound
-    image = _image(300, 260)
-    assert (again(image, _rng(4)) == bound(image, _rng(4))).all()
+    # JSON and pickle give the same operations.
+    again = transform.Transform(tuple(transform.of_json(json.loads(json.dumps(bound.to_json())))))
+    assert again.to_json() == bound.to_json() and pickle.loads(pickle.dumps(bound)) == bound
+    assert (again(image, _rng(1)) == output).all()
 
 
 def rolled(image, rng, *, most=3):

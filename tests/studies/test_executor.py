@@ -8,7 +8,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 
 import processes
 import pytest
@@ -226,11 +225,8 @@ def _started(folder, *words):
         process.wait()
 
 
-def _until(fn, folder, seconds=240):
-    end = time.monotonic() + seconds
-    while not fn():
-        assert time.monotonic() < end, (folder / "out.txt").read_text()
-        time.sleep(0.05)
+def _until(fn, seconds=240):
+    processes.wait_for(fn, seconds=seconds)
 
 
 def _process_of(folder):
@@ -243,13 +239,6 @@ def _process_of(folder):
     return None
 
 
-def _has_step(folder, step):
-    with contextlib.suppress(OSError):
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        return any(f'{{"step": {step},' in line for line in lines)
-    return False
-
-
 LONG = {"steps": 400, "log_every": 10, "checkpoint": {"every": 20, "keep": 2}}
 LONG |= {"evaluate": {"every": 200, "ks": [1, 2], "clustering": None, "batch_size": 16}}
 
@@ -259,13 +248,13 @@ def test_one_of_three_processes_is_killed_with_its_run(tmp_path):
     """Every run once; the killed one is continued by another process, bit for bit."""
     write_study(tmp_path, config=LONG, rows={"a": {}, "b": {"method.dim": 8}}, seeds=3)
     with _started(tmp_path, "run", "small.py") as first:
-        _until(lambda: (tmp_path / "runs/studies/small/index.json").exists(), tmp_path)
+        _until((tmp_path / "runs/studies/small/index.json").exists)
         with (
             _started(tmp_path, "run", "small.py") as second,
             _started(tmp_path, "run", "small.py") as third,
         ):
             folder = run_folder(tmp_path, "a")
-            _until(lambda: _has_step(folder, 60), tmp_path)
+            _until(lambda: processes.reported(folder, 60))
             pid = _process_of(folder)
             parent = int(
                 pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
@@ -301,9 +290,9 @@ def test_one_of_three_processes_is_killed_with_its_run(tmp_path):
 def test_a_signal_saves_and_the_same_command_continues(tmp_path):
     write_study(tmp_path, config=LONG, seeds=2)
     with _started(tmp_path, "run", "small.py") as process:
-        _until(lambda: (tmp_path / "runs/studies/small/index.json").exists(), tmp_path)
+        _until((tmp_path / "runs/studies/small/index.json").exists)
         folder = run_folder(tmp_path, "plain")
-        _until(lambda: _has_step(folder, 40), tmp_path)
+        _until(lambda: processes.reported(folder, 40))
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=120) == 143
     assert "stopped; the same command continues" in (tmp_path / "out.txt").read_text()
@@ -316,20 +305,20 @@ def test_a_signal_saves_and_the_same_command_continues(tmp_path):
 def test_a_run_that_is_killed_three_times_is_a_failed_cell(tmp_path):
     write_study(tmp_path, config=LONG | {"steps": 100_000})
     with _started(tmp_path, "run", "small.py") as process:
-        _until(lambda: (tmp_path / "runs/studies/small/index.json").exists(), tmp_path)
+        _until((tmp_path / "runs/studies/small/index.json").exists)
         folder = run_folder(tmp_path, "plain")
         for _ in range(3):
-            _until(lambda: _process_of(folder) is not None, tmp_path)
+            _until(lambda: _process_of(folder) is not None)
             killed = _process_of(folder)
             os.kill(killed, signal.SIGKILL)
-            _until(lambda killed=killed: _process_of(folder) != killed, tmp_path)
+            _until(lambda killed=killed: _process_of(folder) != killed)
         assert process.wait(timeout=120) == 1
     assert outcomes.outcome(folder).message == "its process was killed 3 times (out of memory?)"
     out = (tmp_path / "out.txt").read_text()
     assert out.count("; it restarts") == 2 and "0 of 1, 1 failed" in out
     # --retry makes it again.
     with _started(tmp_path, "run", "small.py", "--retry") as process:
-        _until(lambda: _process_of(folder) is not None, tmp_path)
+        _until(lambda: _process_of(folder) is not None)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=120) in (130, 143)
 
