@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from dmljax import ops
+from dmljax.hints import check_all
 from dmljax.nets.initializers import fan_in_uniform
 from dmljax.nets.layers import Dense, glorot_dense, named
 from dmljax.ops import Array
@@ -50,17 +51,11 @@ def average_heads(messages: Float[Array, "n heads w"]) -> Float[Array, "n w"]:
     return jnp.mean(ops.widen(messages), axis=1).astype(messages.dtype)
 
 
-def _softmax(scores, where):
-    """Computes weights that sum to 1 for each receiver, or are all 0 without senders."""
-    return _weights(scores, where, lowest=-jnp.inf)
+def _softmax(scores, where, *, lowest=-jnp.inf):
+    """Computes weights that sum to 1 for each receiver, or are all 0 without senders.
 
-
-def _softmax_plus_one(scores, where):
-    """Computes the softmax with one more sender, whose score and message are 0."""
-    return _weights(scores, where, lowest=0.0)
-
-
-def _weights(scores, where, *, lowest):
+    With `lowest=0`, there is one more sender, whose score and message are 0.
+    """
     peak = jnp.max(scores, axis=-1, keepdims=True, where=where, initial=lowest)
     peak = jax.lax.stop_gradient(jnp.where(peak == -jnp.inf, 0, peak))
     terms = jnp.exp(jnp.where(where, scores - peak, -jnp.inf))
@@ -212,7 +207,7 @@ class GraphAttention(_Attention, kw_only=True):
 
 
 dot = Dot
-dot_plus_one = functools.partial(Dot, softmax_fn=_softmax_plus_one)
+dot_plus_one = functools.partial(Dot, softmax_fn=functools.partial(_softmax, lowest=0.0))
 gat = functools.partial(
     GraphAttention,
     scores_fn=_gat_scores,
@@ -251,20 +246,18 @@ def check_nodes(nodes: Any, adjacency: Any, edge_weights: Any, where: Any) -> in
     """Returns the number of nodes n. Raises unless nodes are [n d] floats and the other arrays fit
     them.
     """
-    n, problems = (*jnp.shape(nodes), 0)[0], []
-    if jnp.ndim(nodes) != 2 or not jnp.issubdtype(nodes.dtype, jnp.floating):
-        text = f"{nodes.dtype} {list(jnp.shape(nodes))}"
-        problems.append(f"nodes are [n d] floats, one row per image, not {text}")
+    shape, is_float = list(jnp.shape(nodes)), jnp.issubdtype(nodes.dtype, jnp.floating)
+    text = f"nodes are [n d] floats, one row per image, not {nodes.dtype} {shape}"
+    problems, n = {text: len(shape) != 2 or not is_float}, (*shape, 0)[0]
     arrays = {"adjacency": adjacency, "edge_weights": edge_weights, "where": where}
     for name, array in arrays.items():
-        shape = [n] if name == "where" else [n, n]
-        if array is not None and list(jnp.shape(array)) != shape:
-            text = f"{shape}, not {list(jnp.shape(array))}"
-            problems.append(f"{name} of {n} nodes must have the shape {text}")
-        elif array is not None and name != "edge_weights" and array.dtype != bool:
-            problems.append(f"{name} must be boolean, not {array.dtype}: write {name} > 0")
-    if problems:
-        raise ValueError(problems[0])
+        if array is not None:
+            shape, expected = list(jnp.shape(array)), [n] if name == "where" else [n, n]
+            text = f"{name} of {n} nodes must have the shape {expected}, not {shape}"
+            problems[text] = shape != expected
+            text = f"{name} must be boolean, not {array.dtype}: write {name} > 0"
+            problems[text] = name != "edge_weights" and array.dtype != bool
+    check_all(problems)
     return n
 
 

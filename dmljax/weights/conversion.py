@@ -12,6 +12,7 @@ from flax import traverse_util
 
 from dmljax.adapt import lowrank
 from dmljax.files.writing import tensors_digest
+from dmljax.hints import check_all
 from dmljax.nets.files import Preprocessing, Published
 from dmljax.weights import converted, peft
 from dmljax.weights.loading import (
@@ -46,15 +47,16 @@ def convert(
     peft (`peft.load_adapter`), which is added to the kernels; then the file may be a converted one,
     which records the digest of every adapter in it: the same one is not added twice.
     """
-    if pathlib.Path(to).suffix != ".safetensors":
-        raise ValueError(f"{to} must end in .safetensors")
-    if not pathlib.Path(to).parent.is_dir():
-        raise FileNotFoundError(f"the folder {pathlib.Path(to).parent} does not exist")
     weights = read_published(path)
+    folder, metadata = pathlib.Path(to).parent, converted.metadata_if_converted(path)
+    problems = {
+        f"{to} must end in .safetensors": pathlib.Path(to).suffix != ".safetensors",
+        f"the folder {folder} does not exist": not folder.is_dir(),
+        f"{path} is converted already": metadata is not None and adapter is None,
+    }
+    check_all(problems)
     notes: list[str] = []
-    if (metadata := converted.metadata_if_converted(path)) is not None:
-        if adapter is None:
-            raise ValueError(f"{path} is converted already")
+    if metadata is not None:
         variables = load(path, net)
     else:
         file_tensors = torch_tensors(weights)

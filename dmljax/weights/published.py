@@ -153,54 +153,44 @@ def fetch(name: str, *, folder: str | os.PathLike, timeout: float = 60.0) -> pat
     if path.exists():
         _checked(path, published.digest)
     else:
-        _fetched(name, published.urls, path, published.digest, timeout)
+        _fetch_file(name, published.urls, path, published.digest, timeout)
     vocabulary, urls = vocabulary_beside(path), _vocabulary_urls(name)
     if urls and not vocabulary.exists():
         try:
-            _fetched(f"the vocabulary of {name}", urls, vocabulary, "", timeout)
+            _fetch_file(f"the vocabulary of {name}", urls, vocabulary, "", timeout)
         except (OSError, ValueError) as error:
             logging.warning("%s embeds images, but no words: %s", name, error)
     return path
 
 
-def _fetched(
+def _fetch_file(
     name: str, urls: Sequence[str], path: pathlib.Path, digest: str, timeout: float
-) -> pathlib.Path:
-    """Downloads `path` from the first of `urls` that answers, and returns it."""
+) -> None:
+    """Downloads `path` from the first of `urls` that answers, and checks it."""
     make_folder(path.parent)
-    lock_path = path.with_name(f"{path.name}.lock")
+    lock_path, reasons = path.with_name(f"{path.name}.lock"), []
     with writing.lock(lock_path, wait=True):  # other processes of a run may fetch the same file
-        if not path.exists():
-            partial = _downloaded(name, urls, path, digest, timeout)
-            os.replace(partial, path)
+        for url in urls if not path.exists() else ():
+            try:
+                partial, expected = _download(url, path, digest, timeout)
+            except (OSError, http.client.HTTPException) as error:
+                reasons.append(_reason(error, url))
+                continue
+            try:
+                os.replace(_checked(partial, expected), path)
+            except ValueError:
+                partial.unlink()
+                raise
             for other in path.parent.glob(f"{path.name}.*.part"):  # of files that changed since
                 other.unlink()
             sync(path.parent)
-        lock_path.unlink(missing_ok=True)
-    return path
-
-
-def _downloaded(
-    name: str, urls: Sequence[str], path: pathlib.Path, digest: str, timeout: float
-) -> pathlib.Path:
-    """Downloads and checks the partial file of `path`, and returns it."""
-    reasons = []
-    for url in urls:
-        try:
-            partial, expected = _download(url, path, digest, timeout)
             break
-        except (OSError, http.client.HTTPException) as error:
-            reasons.append(_reason(error, url))
-    else:
-        raise ConnectionError(
-            f"{name} could not be downloaded ({'; '.join(reasons)}). Run it again to continue, "
-            f"or get {' or '.join(urls)} elsewhere and put it at {path}"
-        )
-    try:
-        return _checked(partial, expected)
-    except ValueError:
-        partial.unlink()
-        raise
+        if not path.exists():
+            raise ConnectionError(
+                f"{name} could not be downloaded ({'; '.join(reasons)}). Run it again to continue, "
+                f"or get {' or '.join(urls)} elsewhere and put it at {path}"
+            )
+        lock_path.unlink(missing_ok=True)
 
 
 def partial_path(path: pathlib.Path, identity: str) -> pathlib.Path:

@@ -113,7 +113,6 @@ RECTIFIED = [f"{n}_real_width" for n in ("efficientnet", "mobilenet", "resnet")]
 WHOLE = ("vit_s16_whole", "vit_b16_whole")  # of real width and depth
 # A small net has the same parts, and is compared with its gradients and at all sizes.
 WIDE = [n for n in CASES if n.endswith("_real_width") and not n.startswith(("mobile", "resnet"))]
-FIRST = ("dinov2", "dinov3_hplus", "clip", "siglip2", "unicom", "convnext", "efficientnet")
 # Compiling the gradients of depthwise convolutions in our own form takes half a minute.
 # tests/kernels compares this form with XLA's.
 SLOW_FORMS = ("efficientnet_timm", "convnext_timm", "convnext_real_width")
@@ -158,7 +157,7 @@ def test_a_published_file_gives_the_outputs_and_gradients_of_its_own_code(name, 
             check_outputs(key, outputs, tolerance)
 
 
-@pytest.mark.parametrize("name", [n for n in WIDE if n.removesuffix("_real_width") in FIRST])
+@pytest.mark.parametrize("name", WIDE)
 def test_a_published_file_of_real_width_gives_the_outputs_of_its_own_code(name, tmp_path):
     size, key = list(keys(name).items())[-1]
     check_outputs(key, apply(name, load(tmp_path, name), images(size)))
