@@ -2,6 +2,7 @@
 
 import collections.abc
 import dataclasses
+import functools
 import inspect
 import types
 import typing
@@ -117,7 +118,7 @@ def _one_of(union: Any, value: Any, name: str) -> Any:
     kinds = typing.get_args(union)
     settings = [kind for kind in kinds if dataclasses.is_dataclass(kind)]
     if isinstance(value, dict) and len(settings) > 1:
-        names = {x: kind for kind in settings for x in typing.get_type_hints(kind)["name"].__args__}
+        names = {x: kind for kind in settings for x in typing.get_args(_hints(kind)["name"])}
         kinds = (names[parse(typing.Literal[*names], value.get("name"), f"{name}.name")],)
     misfits = []
     for kind in kinds:
@@ -148,8 +149,13 @@ def _object(kind: Any, value: dict[str, Any], name: str) -> Any:
         raise Misfit(f"{prefix}{unknown}", f"{title} has no field {unknown[:60]!r}{near}")
     for absent in sorted(set(required) - set(value)):
         raise Misfit(f"{prefix}{absent}", f"{prefix}{absent} is missing")
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = _hints(kind)
     return kind(**{n: parse(hints[n], item, f"{prefix}{n}") for n, item in value.items()})
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 def _wrong(name: str, expected: str, value: Any) -> Misfit:
