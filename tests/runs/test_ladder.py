@@ -8,7 +8,6 @@ import sys
 import jax
 import numpy as np
 import pytest
-from pretrained import VIT, with_weights
 from processes import environment, started, wait_for
 from system import brief, tiny, write_config
 
@@ -193,16 +192,16 @@ def test_without_held_out_classes_the_test_split_decides_as_it_does_for_the_expo
 
 
 def test_a_ladder_that_is_no_better_than_frozen_has_no_step_that_counts(
-    tmp_path, capsys, monkeypatch
+    source, tmp_path, capsys, monkeypatch
 ):
     """Every command says so, with the command that makes a bundle of the backbone."""
+    weights, run = tmp_path / "weights.safetensors", tmp_path / "run"
+    weights.touch()
     monkeypatch.setattr(frozen, "identify", lambda _: "vit_s16")
-    net = with_weights(tmp_path, VIT | {"depth": 1})
+    monkeypatch.setattr(frozen.method, "first_weights", lambda *_: str(weights))
     steps = [{"name": "first", "steps": 1}]
-    fields = {"net": net, "method": NARROW, "held_out": 0.5, "ladder": steps, "pictures": "page"}
-    run = tmp_path / "run"
-    ladder.run(brief(tmp_path, **fields), run)
-    command = f"dmljax export --net=vit_s16 --weights={net['weights']} --out=frozen.bundle"
+    ladder.run(_config(tmp_path, source, method=NARROW, ladder=steps, pictures="page"), run)
+    command = f"dmljax export --net=vit_s16 --weights={weights} --out=frozen.bundle"
     advice = f"`{command}` makes a bundle of the backbone as it is"
     text = capsys.readouterr().out
     assert f"better than the frozen backbone on held-out classes: {advice}" in text
