@@ -31,8 +31,11 @@ from dmljax.commands.parser import add_fields, flag, given, leave_out, refuse, v
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """Returns the numbers of `--batch-sizes=1,8,32`."""
-    return tuple(map(int, text.split(",")))
+    """Returns the numbers of `--batch-sizes=1,8,32`; argparse refuses other texts."""
+    numbers = tuple(map(int, text.split(",")))
+    if min(numbers) < 1:
+        raise ValueError
+    return numbers
 
 
 @dataclasses.dataclass(frozen=True)

@@ -135,11 +135,24 @@ def _against(run: Run, scores: QueryScores, frozen: QueryScores) -> list[Against
     result = comparison.compare_runs({"frozen": frozen, "the run": scores}, average=average)
     rows = []
     for name in SCORES:
-        (mean, *limits, _), (trained, _, _, paired) = result.scores[name].values()
-        assert paired is not None
-        means, ranges = (trained, mean), map(finite, limits)
-        difference = paired.difference, finite(paired.low), finite(paired.high), paired.verdict
-        rows.append(Against(scores.split, name, *means, *ranges, *difference))
+        plain, trained = result.scores[name]["frozen"], result.scores[name]["the run"]
+        assert trained.comparison is not None
+        ranges = plain.low, plain.high, trained.comparison.low, trained.comparison.high
+        frozen_low, frozen_high, low, high = map(finite, ranges)
+        rows.append(
+            Against(
+                split=scores.split,
+                name=name,
+                trained=trained.mean,
+                frozen=plain.mean,
+                frozen_low=frozen_low,
+                frozen_high=frozen_high,
+                difference=trained.comparison.difference,
+                low=low,
+                high=high,
+                verdict=trained.comparison.verdict,
+            )
+        )
     return rows
 
 

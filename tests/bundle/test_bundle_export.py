@@ -77,7 +77,7 @@ def test_the_command_writes_a_bundle_and_checks_it(run_folder, tmp_path, capsys)
             ["export", "RUN", "--out=OUT", "--batch-sizes=x"],
             "invalid sizes value",
         ),
-        (["export", "RUN", "--out=OUT", "--batch-sizes=0"], "batch sizes must be positive"),
+        (["export", "RUN", "--out=OUT", "--batch-sizes=0"], "invalid sizes value"),
         (["export", "RUN", "--out=OUT", "--step=7"], "has the checkpoints"),
         (["bundle", "check", "nowhere"], "the bundle nowhere does not exist"),
         (["bundle", "look", "nowhere"], "invalid choice"),
