@@ -74,7 +74,7 @@ def test_the_data_set_of_a_bundle_is_indexed_without_files_of_its_own(
     assert main.main(words) == 0  # again: everything is there
     assert "were there already" in capsys.readouterr().out
     for wrong, text in (
-        (["--split=val", f"--images={folder}"], "choose train or test"),
+        (["--split=val", f"--images={folder}"], "no .val.. It has: test, train"),
         (["--split=test", "--import=x"], "--images=FOLDER"),
         (["--split=train", words[-1], f"--images={folder}"], "holds other files"),
         ([words[-1], f"--images={folder}"], "--root needs --split"),
