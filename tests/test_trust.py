@@ -176,7 +176,6 @@ def _verbs(run, bundle, out):
     return {
         "evaluate": ["evaluate", run],
         "report": ["report", run],
-        "report --text": ["report", run, "--text"],
         "embed": ["embed", run, f"--out={out}/embeddings"],
         "export": ["export", run, f"--out={out}/new.bundle", "--batch-sizes=1"],
         "study join": ["study", "join", run, f"--workdir={out}"],

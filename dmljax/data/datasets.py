@@ -25,6 +25,7 @@ from dmljax.data.image_folders import folder
 from dmljax.data.prepare import prepared
 from dmljax.data.splits import Records, Split, Splits, divide, encode, subset
 from dmljax.data.tables import npz, table
+from dmljax.hints import check_all, check_known
 
 __all__ = [
     "cars196",
@@ -306,8 +307,7 @@ def mnist(
     classes: Sequence[int] = tuple(range(10)),
 ) -> Splits:
     """Reads MNIST, padded by 2 pixels to `uint8 [n 32 32 1]`. `classes` selects digits."""
-    if unknown := [digit for digit in classes if digit not in range(10)]:
-        raise ValueError(f"mnist: classes are digits 0..9, not {unknown[0]!r}")
+    check_known("mnist: `classes` are digits, not", map(str, classes), [*"0123456789"])
     splits = []
     for name, prefix in (("train", "train"), ("test", "t10k")):
         if _is_tfds(source):
@@ -345,11 +345,10 @@ def glyphs() -> Splits:
 
 
 def _is_tfds(source: str, crop: bool = False) -> bool:
-    if source not in ("files", "tfds"):
-        raise ValueError(f"source must be 'files' or 'tfds', got {source!r}")
-    if source == "tfds" and crop:
-        raise ValueError(_NO_BOXES)
-    return source == "tfds"
+    is_tfds = source == "tfds"
+    text = f"`source` must be 'files' or 'tfds', got {source!r}"
+    check_all({text: source not in ("files", "tfds"), _NO_BOXES: is_tfds and crop})
+    return is_tfds
 
 
 def _by_class_id(

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from absl import logging
 
+from dmljax.hints import check_all, check_known
+
 
 class Records(Protocol):
     """What is read by index: paths, encoded images or pixels."""
@@ -259,8 +261,7 @@ def divide(split: Split, *, train: float | Sequence[str]) -> Splits:
         raise ValueError(f"train must be a fraction or a list of class names, not {train!r}")
     if isinstance(train, Sequence):
         train_names = {unicodedata.normalize("NFC", str(name)) for name in train}
-        if unknown := sorted(train_names - set(split.names)):
-            raise ValueError(f"no class is called {unknown[0]!r}; there are {len(split.names)}")
+        check_known("no class is called", sorted(train_names), split.names)
         is_train = np.array([name in train_names for name in split.names], bool)
     else:
         if not 0 <= train <= 1:
@@ -283,15 +284,10 @@ def fold_of_classes(
     >>> fold_of_classes(5, fold=1, folds=2)
     array([ True,  True, False, False, False])
     """
-    if not 2 <= folds <= classes // 2:
-        raise ValueError(
-            f"held_out.count={folds} of {classes} classes: choose 2 to {classes // 2}, so that "
-            "two classes are held out"
-        )
-    if not 0 <= fold < folds:
-        raise ValueError(
-            f"held_out.index={fold} must be one of 0 to {folds - 1}, as held_out.count={folds}"
-        )
+    count = f"held_out.count={folds}"
+    few = f"{count} of {classes} classes: choose 2 to {classes // 2}, so that two are held out"
+    none = f"held_out.index={fold} must be one of 0 to {folds - 1}, as {count}"
+    check_all({few: not 2 <= folds <= classes // 2, none: not 0 <= fold < folds})
     end = classes * fold // folds or classes
     block = np.arange(end - classes // folds, end)
     order = np.arange(classes) if seed is None else np.random.default_rng(seed).permutation(classes)

@@ -1,6 +1,5 @@
 """The folder of a study: its index of runs, and what may change later."""
 
-import contextlib
 import dataclasses
 import json
 import pathlib
@@ -61,14 +60,18 @@ class StudyFolder:
         A new run replaces the run of the same row, seed and fold: the best of more candidates may
         be another one.
         """
-        with self._claimed():
+        try:
+            make_folder(self.path)
+            file = lock(self.path / "lock", wait=True)
+        except OSError as error:
+            raise OSError(f"{self.path} cannot be written: {error.strerror}") from error
+        with file:
             self.check(study, runs)
             old, rows = self._read(), _content(study)
-            new = {run.key for run in runs}
-            kept = [run for run in old.planned if run.key not in new] if old is not None else []
+            by_key = {run.key: run for run in (*(old.planned if old is not None else ()), *runs)}
             planned = tuple(
                 run
-                for run in (*runs, *kept)
+                for run in by_key.values()
                 if run.row in rows and run.seed in study.seeds_of(study.row(run.row))
             )
             index = _Index(3, str(self.runs), rows, planned)
@@ -102,17 +105,6 @@ class StudyFolder:
     def _exists(self, run: PlannedRun) -> bool:
         folder = self.runs / run.digest
         return folder.is_dir() and outcome(folder).state != "failed"
-
-    @contextlib.contextmanager
-    def _claimed(self) -> Iterator[None]:
-        """Waits until no other process changes the index."""
-        try:
-            make_folder(self.path)
-            file = lock(self.path / "lock", wait=True)
-        except OSError as error:
-            raise OSError(f"{self.path} cannot be written: {error.strerror}") from error
-        with file:
-            yield
 
     def _read(self) -> _Index | None:
         path = self.path / INDEX

@@ -101,12 +101,9 @@ def test_the_best_trial_an_ensemble_and_a_start_in_one_study(tmp_path):
 
 def test_a_run_joined_with_itself_has_its_own_scores(tmp_path):
     """All scores of the run, by its own options: starts of k-means, a depth and further scores."""
-    config = tiny(tmp_path)
-    config["evaluate"] |= {
-        "clustering": {"starts": 3},
-        "depth": 3,
-        "metrics": ["all", "class_deviation"],
-    }
+    config = tiny(tmp_path, steps=2)
+    config["evaluate"] |= {"clustering": {"starts": 3}, "depth": 3, "every": 2}
+    config["evaluate"]["metrics"] = ["all", "class_deviation"]
     folder, out = tmp_path / "run", tmp_path / "joined"
     own = {f"test/{name}": value for name, value in training.run(config, folder).items()}
     out.mkdir()
