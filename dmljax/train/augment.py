@@ -13,11 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dmljax.data.transforms.operations import Operation, Shape
+from dmljax.data.transforms.operations import Shape
 from dmljax.data.transforms.transform import Transform
-
-# Operations on images of one size, because they look at the borders of the image.
-_OF_ONE_SIZE = ("distort",)
 
 
 class NoDeviceForm(ValueError):
@@ -44,10 +41,10 @@ def program(transform: Transform, shapes: Iterable[Shape]) -> Program:
     Raises `NoDeviceForm` in one line if the transform reads pixels itself.
     """
     distinct = sorted(set(shapes))
-    for operation in transform.operations:
-        name = operation.to_json()["name"]
-        if not (isinstance(operation, Operation) and name in OPERATIONS):
-            raise _refusal(transform, f"only the host computes {name}")
+    names = [type(operation).__name__ for operation in transform.operations]
+    for name, operation in zip(names, transform.operations, strict=True):
+        if name not in OPERATIONS:
+            raise _refusal(transform, f"only the host computes {operation.to_json()['name']}")
     by_shape = [transform.shapes(shape) for shape in distinct]
     after = [sorted(set(column)) for column in zip(*by_shape, strict=True)]
     if len(after[-1]) > 1:
@@ -55,10 +52,8 @@ def program(transform: Transform, shapes: Iterable[Shape]) -> Program:
             f"images of one batch have the shapes {after[-1][:3]}: choose a transform that "
             "returns images of one size, such as --config.transform=standard_train"
         )
-    names = [type(operation).__name__ for operation in transform.operations]
-    for name, before in zip(names, after, strict=False):
-        if name in _OF_ONE_SIZE and len(before) > 1:
-            raise _refusal(transform, f"{name} gets images of several sizes")
+    if "distort" in names and len(after[names.index("distort")]) > 1:  # It looks at the borders.
+        raise _refusal(transform, "distort gets images of several sizes")
     draws = transform.draws(distinct[0], np.random.default_rng(0))
     return Program(
         transform,

@@ -6,10 +6,9 @@ all. A killed process continues with the first file that does not exist.
 
 import collections
 import functools
-import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -211,37 +210,26 @@ def _compute_part(
     with parts.claimed(entry.folder, part, {"rows": total, "file_rows": _FILE_ROWS}) as folder:
         if parts.is_complete(folder):
             return 0
-        starts = range(first, stop, _FILE_ROWS)
-        start = next((i for i in starts if not (folder / f"{i:012d}.npy").exists()), stop)
+        paths = {i: folder / f"{i:012d}.npy" for i in range(first, stop, _FILE_ROWS)}
+        start = next((i for i, path in paths.items() if not path.exists()), stop)
         options = {**options, "rows": range(start, stop)}
         batches = embedded_batches(features_fn, entry.images, **options) if start < stop else ()
         name = f"features of {title}" + (f", part {part}" if part.count > 1 else "")
-        with Progress(name, stop - first, start=start - first, stream=sys.stdout) as shown:
-            seconds = _write_files(folder, batches, shown, start=start, stop=stop)
+        waiting: list[np.ndarray] = []
+        timed, clock, next_file = 0, 0.0, start
+        with Progress(name, stop - first, start=start - first, stream=sys.stdout) as progress:
+            for features, where, rows in batches:
+                if clock:  # The first batch compiles the program.
+                    timed += int((rows >= 0).sum())
+                clock = clock or time.perf_counter()
+                features = np.where(where[:, None], features, np.nan)[rows >= 0]
+                progress.advance(len(features))
+                waiting.extend(features.astype(np.float32))
+                while len(waiting) >= _FILE_ROWS or (waiting and next_file + len(waiting) == stop):
+                    write_array(paths[next_file], np.stack(waiting[:_FILE_ROWS]))
+                    next_file += _FILE_ROWS
+                    del waiting[:_FILE_ROWS]
+        is_timed = timed >= _LEAST_TIMED
+        seconds = (time.perf_counter() - clock) / timed if is_timed else None
         parts.finish(folder, rows=range(first, stop), seconds=seconds)
     return stop - start
-
-
-def _write_files(
-    folder: pathlib.Path,
-    batches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]],
-    progress: Progress,
-    *,
-    start: int,
-    stop: int,
-) -> float | None:
-    """Writes the features of rows from `start` on; returns the seconds of one, if many."""
-    waiting: list[np.ndarray] = []
-    timed, clock = 0, 0.0
-    for features, where, rows in batches:
-        if clock:  # The first batch compiles the program.
-            timed += int((rows >= 0).sum())
-        clock = clock or time.perf_counter()
-        features = np.where(where[:, None], features, np.nan)[rows >= 0].astype(np.float32)
-        progress.advance(len(features))
-        waiting.extend(features)
-        while len(waiting) >= _FILE_ROWS or (waiting and start + len(waiting) == stop):
-            write_array(folder / f"{start:012d}.npy", np.stack(waiting[:_FILE_ROWS]))
-            start += len(waiting[:_FILE_ROWS])
-            del waiting[:_FILE_ROWS]
-    return (time.perf_counter() - clock) / timed if timed >= _LEAST_TIMED else None

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from flax import traverse_util
+from pretrained import with_weights
 from processes import same
 from safetensors.numpy import save_file
 from system import photos, tiny
@@ -77,12 +78,8 @@ def test_weights_of_a_file_go_into_the_backbone(tmp_path, method, backbones):
     net = nets.convnet(widths=(4, 8), strides=(2, 1))
     variables = net.init(jax.random.key(7), np.zeros((1, 12, 12, 3), np.float32), train=False)
     flat = traverse_util.flatten_dict(jax.tree.map(np.asarray, variables))
-    flat = {k: v + 0.5 for k, v in flat.items()}
-    save_file({_torch_name(k): _torch_axes(v) for k, v in flat.items()}, tmp_path / "w.safetensors")
-    spec = {"name": "convnet", "widths": [4, 8], "strides": [2, 1]}
-    spec |= {"weights": str(tmp_path / "w.safetensors")}
-    run = build(tiny(tmp_path, net=spec, method=method))
-    state = first_state(run)
+    spec = with_weights(tmp_path, {"name": "convnet", "widths": [4, 8], "strides": [2, 1]}, seed=7)
+    state = first_state(build(tiny(tmp_path, net=spec, method=method)))
     variables = {"params": state.params, "batch_stats": state.model_state["batch_stats"]}
     checked = 0
     for kind, tree in variables.items():
@@ -97,15 +94,6 @@ def _at(tree, path):
     for name in path.split("/"):
         tree = tree[name]
     return tree
-
-
-def _torch_name(key):
-    leaves = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "var": "running_var"}
-    return ".".join((*key[1:-1], leaves.get(key[-1], key[-1])))
-
-
-def _torch_axes(array):
-    return np.ascontiguousarray(array.transpose(3, 2, 0, 1) if array.ndim == 4 else array)
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,21 @@
 """`result.json`, and the digests that tell whether two runs are the same."""
 
 import json
+import pathlib
 import shutil
 import subprocess
 import time
 
 import numpy as np
 import pytest
-from flax import traverse_util
+from pretrained import VIT, with_weights
 from system import blobs, photos, tiny
 
 from dmljax.config import build, fields
 from dmljax.data import datasets, digest
 from dmljax.files.run_folder import read
-from dmljax.files.writing import tensors_digest
 from dmljax.runs import training
 from dmljax.train import journal, loop
-from dmljax.train.start import first_state
-from dmljax.weights import converted
 
 
 @pytest.fixture(scope="module")
@@ -116,34 +114,19 @@ def test_other_data_in_the_same_place_are_another_run(finished, tmp_path):
 
 
 def test_moved_weights_are_the_same_run_and_changed_ones_are_not(tmp_path):
-    state = first_state(build.build(tiny(tmp_path)))
-    variables = {"params": state.params["net"]}
-    variables["batch_stats"] = state.model_state["batch_stats"]["net"]
-    tensors = traverse_util.flatten_dict(variables, sep="/")
-
-    def write(name, scale):
-        arrays = {key: np.asarray(value) * np.float32(scale) for key, value in tensors.items()}
-        metadata = {
-            "format": 1,
-            "net": {"name": "convnet"},
-            "tensors_sha256": tensors_digest(arrays),
-        }
-        metadata["inputs"] = {"normalization": "unit"}
-        converted.write(tmp_path / name, arrays, json.dumps(metadata))
-        return str(tmp_path / name)
-
-    def config(file):
-        return tiny(tmp_path, net=tiny(tmp_path)["net"] | {"weights": file})
-
-    here, there, other = write("a", 1), write("b", 1), write("c", 2)
-    assert build.digests_of(config(here)) == build.digests_of(config(there))
-    assert build.digests_of(config(here)).run != build.digests_of(config(other)).run
-    assert build.digests_of(config(here)).run != build.digests_of(tiny(tmp_path)).run
-    training.run(config(here), tmp_path / "run")
-    (tmp_path / "a").unlink()
-    training.run(config(there), tmp_path / "run")
+    (tmp_path / "moved").mkdir()
+    here, there, other = (
+        tiny(tmp_path, net=with_weights(folder, VIT | {"depth": 1}, seed=seed))
+        for folder, seed in ((tmp_path, 7), (tmp_path / "moved", 7), (tmp_path, 8))
+    )
+    assert build.digests_of(here) == build.digests_of(there)
+    digests = {build.digests_of(config).run for config in (here, other, tiny(tmp_path))}
+    assert len(digests) == 3
+    training.run(here, tmp_path / "run")
+    pathlib.Path(here["net"]["weights"]).unlink()
+    training.run(there, tmp_path / "run")
     with pytest.raises(ValueError, match=r"the file of weights: its digest was \w{12} and"):
-        training.run(config(other), tmp_path / "run")
+        training.run(other, tmp_path / "run")
 
 
 def test_digests_know_what_can_change_a_result(tmp_path):
