@@ -115,18 +115,23 @@ def test_prefixes_of_pairs_are_a_loop_over_cut_vectors_with_their_miner_and_refe
         np.testing.assert_allclose(nested(x, y, where=where, **options), total, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["proxy_anchor", "arcface", "soft_triple"])
+@pytest.mark.parametrize("name", ["proxy_anchor", "soft_triple"])
 def test_prefixes_of_proxies_share_their_leading_numbers(name):
     x, y = _data()
-    rng = np.random.default_rng(1)
     shape = (3, 2, 4) if name == "soft_triple" else (3, 4)
-    proxies = rng.normal(size=shape).astype(np.float32)
+    proxies = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+    cut = {dim: _cut(proxies, dim) for dim in (2, 4)}
     loss_fn = getattr(losses, name)
-    nested = losses.prefixes(loss_fn, dims=(2, 4))
-    value, slope = jax.value_and_grad(nested, argnums=2)(x, y, proxies)
-    expected = sum(loss_fn(_cut(x, dim), y, _cut(proxies, dim)) for dim in (2, 4))
+
+    @jax.jit
+    def both_ways(proxies):
+        nested = losses.prefixes(loss_fn, dims=(2, 4))
+        value, slope = jax.value_and_grad(nested, argnums=2)(x, y, proxies)
+        rest = jax.grad(losses.prefixes(loss_fn, dims=(2,)), argnums=2)(x, y, proxies)
+        return value, slope, rest, sum(loss_fn(_cut(x, d), y, w) for d, w in cut.items())
+
+    value, slope, rest, expected = both_ways(proxies)
     np.testing.assert_allclose(value, expected, rtol=1e-5)
-    rest = jax.grad(losses.prefixes(loss_fn, dims=(2,)), argnums=2)(x, y, proxies)
     assert np.any(slope[..., 2:]) and not np.any(rest[..., 2:])
 
 
