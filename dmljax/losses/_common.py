@@ -104,6 +104,8 @@ class Batch(NamedTuple):
 
         `of_rows` are arrays `[b ...]` that become `block.rows.extra`, and so are `of_columns`.
         """
+        if not (self.tile is None or (type(self.tile) is int and self.tile > 0)):
+            raise ValueError(f"tile must be a positive integer or None, got {self.tile!r}")
         within_batch, rows, columns = self.within_batch, self.rows, self.columns
         pairs, memo = None if self.mined is None else self.pairs, self.memo
 
@@ -176,7 +178,6 @@ def prepare(
         entries of pairs a reduction without weights. None compares all pairs at once. Only some
         losses have this argument.
     """
-    check_tile(tile)
     if tile is not None and (mine_fn is not None or isinstance(labels, Pairs)):
         cause = "a miner" if mine_fn is not None else "ops.Pairs as labels, such as of a memory,"
         raise ValueError(
@@ -225,7 +226,6 @@ def prepare_views(
     tile: The size of a tile, such as 1024, or 4096 on accelerators: the same loss without a matrix
         of all pairs, for large batches. None compares all pairs at once.
     """
-    check_tile(tile)
     x, y = matrix("embeddings", embeddings), matrix("other", other)
     if x.shape != y.shape:
         raise ValueError(f"embeddings {x.shape} and other {y.shape} must have the same shape")
@@ -354,12 +354,6 @@ def _loss_of(
 
 def _side(vectors: Array, labels: Any, where: Array) -> Side:
     return Side(vectors, jnp.asarray(labels), where, jnp.arange(len(vectors), dtype=jnp.int32))
-
-
-def check_tile(tile: Any) -> None:
-    """Raises unless `tile` is a positive integer or None."""
-    if tile is not None and (isinstance(tile, bool) or not isinstance(tile, int) or tile < 1):
-        raise ValueError(f"tile must be a positive integer, not {tile!r}: give 1024, or None")
 
 
 def _sides(

@@ -143,10 +143,7 @@ def test_embeddings_against_a_baseline(tmp_path, capsys, spread):
     [
         (lambda x: x[:-1], "old.npy has 119 rows, but .*x.npy has 120: row i of both"),
         (lambda x: x[:, 0], r"old.npy must hold floating-point .*, got float64 of shape \(120,\)"),
-        (
-            lambda x: np.nan_to_num(x),
-            r"row 7 has a NaN or an infinity in only one of .*x.npy and .*old.npy",
-        ),
+        (lambda x: np.nan_to_num(x), "cannot be compared: their test sets differ"),
         (lambda x: x.astype(int), "old.npy must hold floating-point numbers .*, got int64"),
         (lambda x: np.full_like(x, np.nan), "every row of .*old.npy holds a NaN"),
         (None, "No such file.*old.npy"),

@@ -232,8 +232,8 @@ def test_an_explicit_mesh_is_refused(unchecked):
 def test_wrong_tiles_miners_and_masks_of_pairs_are_refused(unchecked):
     x, labels, *_ = inputs()
     for keywords, second, message in (
-        ({"tile": 0}, labels, "^tile must be a positive integer, not 0: give 1024, or None$"),
-        ({"tile": 2.5}, labels, "tile must be a positive integer, not 2.5"),
+        ({"tile": 0}, labels, "^tile must be a positive integer or None, got 0$"),
+        ({"tile": 2.5}, labels, "tile must be .*, got 2.5"),
         ({"mine_fn": miners.batch_hard}, labels, "^a miner needs all pairs at once, .*tile=4"),
         ({}, ops.pairs(labels), "^ops.Pairs as labels, .*leave out one of the two"),
         ({"where": np.ones(3, bool)}, labels, "where must be bool"),

@@ -53,38 +53,20 @@ def _npz():
     return file.getvalue()
 
 
+X, Y = _npy(np.ones((6, 4))), _npy(np.arange(6))
+
+
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        (_npy(np.ones((6, 4))), _npy(np.arange(5)), "has 6 rows, but .*y.npy has 5 labels"),
-        (_npy(np.ones((6, 4))), _npy(np.arange(7)), "has 6 rows, but .*y.npy has 7 labels"),
-        (
-            _npy(np.ones(6)),
-            _npy(np.arange(6)),
-            r"must hold floating-point .*, got float64 of shape \(6,\)",
-        ),
-        (
-            _npy(np.ones((6, 4), int)),
-            _npy(np.arange(6)),
-            "must hold floating-point numbers .*, got int64",
-        ),
-        (_npy(np.full((6, 4), np.nan)), _npy(np.arange(6)), "every row of .* holds a NaN"),
-        (
-            _npy(np.ones((6, 4))),
-            _npy(np.ones(6)),
-            "one integer or name .* got float64",
-        ),
-        (
-            _npy(np.ones((6, 4))),
-            _npy(np.array([None] * 6)),
-            "y.npy is not an array of numbers or names",
-        ),
-        (
-            lambda path: path.write_text("1 2"),
-            _npy(np.arange(6)),
-            "x.npy is not an array .* by numpy.save",
-        ),
-        (lambda path: path.write_bytes(_npz()), _npy(np.arange(6)), "x.npy is not an array"),
+        (X, _npy(np.arange(5)), "has 6 rows, but .*y.npy has 5 labels"),
+        (_npy(np.ones(6)), Y, r"must hold floating-point .*, got float64 of shape \(6,\)"),
+        (_npy(np.ones((6, 4), int)), Y, "must hold floating-point numbers .*, got int64"),
+        (_npy(np.full((6, 4), np.nan)), Y, "every row of .* holds a NaN"),
+        (X, _npy(np.ones(6)), "one integer or name .* got float64"),
+        (X, _npy(np.array([None] * 6)), "y.npy is not an array of numbers or names"),
+        (lambda path: path.write_text("1 2"), Y, "x.npy is not an array .* by numpy.save"),
+        (lambda path: path.write_bytes(_npz()), Y, "x.npy is not an array"),
     ],
 )
 def test_wrong_files(tmp_path, x, y, message):
