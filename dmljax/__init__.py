@@ -9,18 +9,8 @@ import importlib
 __version__ = "0.1.0"
 
 _MODULES = (
-    "bundle",
-    "data",
-    "index",
-    "losses",
-    "methods",
-    "metrics",
-    "miners",
-    "nets",
-    "ops",
-    "recipes",
-    "report",
-    "retrieval",
+    *("bundle", "data", "index", "losses", "methods", "metrics"),
+    *("miners", "nets", "ops", "recipes", "report", "retrieval"),
 )
 
 __all__ = ["__version__", "load", *_MODULES]

@@ -81,10 +81,3 @@ def test_an_interrupted_call_is_repeated_and_other_folders_stay(tmp_path):
     with pytest.raises(ValueError, match="holds other files"):
         image_files.write(split, photos, about={})
     assert [path.name for path in photos.iterdir()] == ["mine.png"]
-
-
-def test_a_record_that_is_no_image_is_named(tmp_path):
-    split = Split((_encoded(_pixels(1)[0], "PNG"), b"no image"), np.zeros(2), ("a",))
-    with pytest.raises(decode.UnreadableImage, match="record 1 cannot be read"):
-        image_files.write(split, tmp_path / "out", about={})
-    assert [path.name for path in _files(tmp_path / "out")] == ["0.png"]

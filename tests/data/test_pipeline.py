@@ -241,10 +241,8 @@ def test_boxes_are_cut_before_the_transform(tmp_path):
     ]
     split = datasets.table(path=make.write_table(tmp_path / "t.csv", rows), split=1.0).train
     options = dict(transform_fn=transforms.unchanged, batch_size=1)
-    good = splits.subset(split, np.arange(1, 4))
-    with pipeline.evaluation(good, **options) as batches:
-        for batch, record in zip(batches, good.records, strict=True):
-            assert (batch["images"][0] == decode.read(record)[3:23, 5:25]).all()
+    with pipeline.evaluation(splits.subset(split, [1]), **options) as batches:
+        assert (next(batches)["images"][0] == decode.read(split.records[1])[3:23, 5:25]).all()
     with pytest.raises(decode.UnreadableImage, match=r"0 0 40 99 exceeds the 40x30 image"):
         pipeline.evaluation(split, **options)
 
