@@ -259,11 +259,6 @@ class Embedded(NamedTuple):
     embeddings: Mapping[str, np.ndarray]
     scores: QueryScores
 
-    @property
-    def step(self) -> int:
-        """The step of the state."""
-        return int(self.state.step)
-
 
 def query_scores(
     run: Run, embeddings: np.ndarray, workdir: str | os.PathLike, *, step: int, split: str = "test"

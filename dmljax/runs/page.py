@@ -78,7 +78,7 @@ def facts_again(
 
 def _facts(embedded: Embedded, *, most: int, pictures: bool = True) -> facts.Facts:
     """Returns the facts of a run; `most` training images are searched for copies of test images."""
-    run, test, step = embedded.run, embedded.run.test, embedded.step
+    run, test, step = embedded.run, embedded.run.test, int(embedded.state.step)
     files, reader = run_facts.read(embedded.workdir), _reader(run, test)
     result, score = files.result, run_folder.describe_score(run, embedded.state)
     rows = result.against_frozen if result and result.chosen and result.chosen.step == step else ()
