@@ -50,7 +50,7 @@ def test_it_counts_what_learns_and_trains_nothing(tmp_path, capsys):
 
 def test_a_frozen_backbone_does_not_learn(source, tmp_path, capsys):
     fields = {"start": {"name": str(source), "takes": "backbone"}, "trained": "last"}
-    config = tiny(tmp_path, **fields)
+    config = tiny(tmp_path, **fields, held_out=0.5)
     config["ladder"] = [{"name": "head"}, {"name": "all", "trained": "all"}]
     assert main(["train", f"--config={write_config(tmp_path, config)}", "--dry-run"]) == 0
     text = capsys.readouterr().out
