@@ -103,6 +103,7 @@ class Checkpoints:
         self.wait()
         score = None if score is None or math.isnan(score) else float(score)
         notes = {"run": json.dumps(run), "score": score}
+        future = Checkpoints._future = concurrent.futures.Future()
         with self._writing(step):
             response = ocp.save_checkpointables_async(
                 self.folder / str(step),
@@ -110,7 +111,6 @@ class Checkpoints:
                 custom_metadata=notes,
                 overwrite=overwrite,
             )
-        future = Checkpoints._future = concurrent.futures.Future()
         self._saving = step, future
 
         def confirm() -> None:
@@ -125,12 +125,12 @@ class Checkpoints:
 
     def _items(self, state: Any) -> dict[str, Any]:
         """Returns the items of a checkpoint; `state` may hold shapes or shardings."""
-        _, params, model_state, opt_state = state
+        train = state._asdict()
+        params = train.pop("params")
         if self._base.paths:
             flat = traverse_util.flatten_dict(params)
             flat = {k: x for k, x in flat.items() if "/".join(k) not in self._base.paths}
             params = traverse_util.unflatten_dict(flat)
-        train = {"step": state.step, "model_state": model_state, "opt_state": opt_state}
         return {"params": params, "train": train}
 
     @contextlib.contextmanager

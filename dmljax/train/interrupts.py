@@ -47,7 +47,7 @@ class Interrupts:
 
     def __init__(self, shards: Shardings):
         self._shards, self._received, self._agreed = shards, 0, 0
-        self._posted, self._has_posted, self._next_poll = 0, False, 0.0
+        self._posted, self._next_poll = 0, 0.0
         self._rows = functools.cache(self._make_row)
 
     def __enter__(self) -> Interrupts:
@@ -125,9 +125,8 @@ class Interrupts:
 
     def _post(self) -> None:
         """Tells the other processes of a signal that this one has received."""
-        if self._received and not self._has_posted:
+        if self._received:
             hosts.post(_SIGNAL, int(self._received))
-            self._has_posted = True
 
     def _is_posted(self) -> int:
         """Returns the signal that a process has posted, or 0; asks process 0 twice a second."""

