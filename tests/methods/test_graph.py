@@ -12,7 +12,6 @@ from graph_cases import (
     D,
     N,
     graph_case,
-    graph_method,
     images_of_batch,
     jit,
 )
@@ -163,23 +162,6 @@ def test_masking_an_image_is_dropping_it(name):
         results.append((value, state, actual, slopes))
     for a, b in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
-def test_dropout_follows_the_key():
-    method = graph_method(dropout=0.5)
-    _, params, model_state, _ = graph_case()
-    batch = {"images": images_of_batch(), "labels": LABELS}  # without `where`, as the loop gives it
-
-    @jit
-    def value(key):
-        return method.loss(params, model_state, batch, key=key, step=0)[1][1]
-
-    first, repeated, other = (value(jax.random.key(k)) for k in (1, 1, 2))
-    assert first["graph_loss"] == repeated["graph_loss"] != other["graph_loss"]
-    for actual in (first, other):  # only the graph drops out
-        np.testing.assert_allclose(
-            actual["encoder_loss"], _run()[0][1][1]["encoder_loss"], rtol=1e-5
-        )
 
 
 def test_a_frozen_net_keeps_its_statistics_and_necks_follow_the_batch():

@@ -164,28 +164,6 @@ def test_dropout_needs_a_key_and_only_while_training():
     )
 
 
-def test_masked_images_stay_out_of_the_network():
-    """They change no message, no statistic of the neck, and no gradient."""
-    module = _graph_network(**SMALL, dropout=0.0)
-    _, variables = _network()
-    where = np.array([True, False, True, True])
-    broken = np.where(where[:, None], X, np.nan)
-
-    @jax.jit
-    @functools.partial(jax.value_and_grad, has_aux=True)
-    def loss(params, x, where):
-        out, state = module.apply(
-            {**variables, "params": params}, x, train=True, where=where, mutable="batch_stats"
-        )
-        rows = jnp.sum(out["logits"] * jnp.cos(jnp.arange(3.0))[None, :], axis=1) ** 2
-        return jnp.sum(rows if where is None else jnp.where(where, rows, 0)), state
-
-    masked = loss(variables["params"], broken, where)
-    dropped = loss(variables["params"], X[where], None)
-    for ours, theirs in zip(*map(jax.tree.leaves, (masked, dropped)), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=2e-6)
-
-
 def _trace(module, nodes=X, **options):
     return jax.eval_shape(lambda: module.init(jax.random.key(0), nodes, train=False, **options))
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from processes import ends, same, same_run, started, state
 from system import blobs, photos, tiny
-from train.pixels import distance, refusal
+from train.pixels import distance
 
 from dmljax.config.build import build
 from dmljax.data.splits import Split, Splits
@@ -278,8 +278,3 @@ def test_images_that_do_not_fit_are_refused_with_what_they_need(tmp_path, monkey
     monkeypatch.setattr(hosts, "highest", lambda number: 1)  # what another host says
     with pytest.raises(resident.DoesNotFit, match="on the devices of another host"):
         resident.load(_run(tmp_path))
-
-
-def test_the_choice_is_checked(tmp_path):
-    line = refusal(tmp_path, runtime={"data": "gpu"})
-    assert line.startswith("runtime.data") and "auto" in line

@@ -12,12 +12,10 @@ from processes import LONG, ends, python, same_run, started, state, until, until
 from system import METHODS, tiny
 
 from dmljax import methods
-from dmljax.config.build import build
 from dmljax.files import writing
 from dmljax.files.run_folder import read
 from dmljax.runs import training
 from dmljax.train import journal, loop
-from dmljax.train.checkpoints import Checkpoints
 from dmljax.train.journal import mean
 
 
@@ -116,15 +114,6 @@ def test_damaged_checkpoints_are_named_and_the_one_before_used(finished, tmp_pat
     for fault in ("6 is damaged (its files differ from ", "4 is damaged (its checksum is missing"):
         assert f"checkpoint {fault}" in caplog.text
     same_run(tmp_path / "run", finished / "run")
-
-
-def test_a_checkpoint_of_another_shape_is_refused_in_one_line(finished):
-    folder = finished
-    run = build(tiny(folder, method={"name": "pairs", "dim": 5}))
-    shapes = run.shapes
-    checkpoints = Checkpoints(folder / "run" / "checkpoints")
-    with pytest.raises(ValueError, match=r"head/red/.* is \(4,\) there and \(5,\) here"):
-        checkpoints.restore(shapes, run.shards.everywhere)
 
 
 def test_a_workdir_of_another_config_is_refused(finished, tmp_path):
