@@ -46,7 +46,7 @@ def export(
     tokenizer.json next to it.
     """
     out, path = pathlib.Path(out), weights_of(name, weights)
-    exporting.check_target(out, onnx=onnx)
+    exporting.check_target(out, batch_sizes, onnx=onnx)
     with atomic_folder(out) as folder:
         config, preprocess, model, embed_fn = _model(name, path)
         facts: dict[str, Any] = {"batch_sizes": batch_sizes, "classes": 1, "onnx": onnx}

@@ -58,7 +58,7 @@ def export(
     the checkpoint on test images. Otherwise `MismatchedProgram` is raised and nothing is left.
     """
     workdir, out = reading.chosen_run(workdir), pathlib.Path(out)
-    check_target(out, onnx=onnx)
+    check_target(out, batch_sizes, onnx=onnx)
     _check_finished(workdir)
     run, state = reopen(workdir, step=step, overrides=overrides, trust_modules=trust_modules)
     preprocess = preprocessing.from_transform(run.config["eval_transform"], run.eval_image_shape)
@@ -96,8 +96,10 @@ def export(
     return out
 
 
-def check_target(out: pathlib.Path, *, onnx: bool) -> None:
-    """Raises unless a bundle can be written to `out` with these programs."""
+def check_target(out: pathlib.Path, batch_sizes: Sequence[int], *, onnx: bool) -> None:
+    """Raises unless a bundle can be written to `out` with these batch sizes and programs."""
+    if not batch_sizes or min(batch_sizes) < 1:
+        raise ValueError(f"batch sizes must be positive, not {list(batch_sizes)}")
     if onnx:
         models.check_onnx_installed()
     if os.path.lexists(out) and (not out.is_dir() or out.is_symlink() or any(out.iterdir())):

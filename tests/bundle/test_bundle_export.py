@@ -118,7 +118,10 @@ def test_thresholds_are_chosen_on_unseen_classes(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(exporting, "_THRESHOLD_IMAGES", 500)
     blobs(tmp_path, classes=classes, each=40)
     sampler = {"name": "class_balanced", "classes": 10, "per_class": 4}
-    run = trained(tmp_path, sampler=sampler)
+    options = {"sampler": sampler, "optimizer": {"name": "adam", "rate": 3e-2}, "steps": 60}
+    options["checkpoint"] = {"every": 60}
+    evaluate = {"every": 60, "ks": [1], "batch_size": 16, "clustering": None}
+    run = trained(tmp_path, evaluate=evaluate, **options)
     assert main.main(["export", str(run), f"--out={tmp_path / 'a.bundle'}"]) == 0
     model = load(tmp_path / "a.bundle")
     entry, half = model.manifest.thresholds["fmr=1e-2"], classes // 4

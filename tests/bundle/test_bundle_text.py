@@ -87,7 +87,7 @@ def made(tmp_path_factory):
         patch_bias=False,
         epsilon=1e-5,
         activation=quick_gelu,
-        expected_normalization=nets.vit.CLIP,
+        expected_normalization=nets.normalizations.CLIP,
     )
     end = vocabulary().token_to_id(END)
     tower = functools.partial(
@@ -125,7 +125,7 @@ def test_words_and_images_are_compared_as_by_the_two_towers(made):
     assert model.check()["smallest_cosine"] > 0.99999
     refused = {"x" * 2001: "at most 2,000 characters"}
     refused |= dict.fromkeys(
-        ["", "caf\udce9", " \n", 1, None], "must be words in valid Unicode, got"
+        ["", "caf\udce9", " \n", 1, None], "must be words in valid Unicode, .*got"
     )
     for word, message in refused.items():
         with pytest.raises(ValueError, match=message):
