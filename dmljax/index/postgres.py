@@ -327,11 +327,12 @@ class PostgresIndex(Index):
         counted = self._state(transaction).items
         ((count,),) = self._rows(transaction, "select count(*) from {items}")
         problems = [f"{self.place}: {count} items, {counted} counted"] if count != counted else []
-        needs_unit = nearest.SIMILARITIES[self.similarity].needs_unit
-        wrong = f"not abs(vector_norm(vector) - 1) <= {UNIT_TOLERANCE} or " if needs_unit else ""
-        text = f"select id from {{items}} where {wrong}jsonb_typeof(metadata) <> 'object' "
-        names = self._rows(transaction, text + "order by row limit 10")
-        return problems + [f"{self.place}: item {name!r} was changed" for (name,) in names]
+        if nearest.SIMILARITIES[self.similarity].needs_unit:
+            text = "select id from {items} where not abs(vector_norm(vector) - 1) <= "
+            text += f"{UNIT_TOLERANCE} order by row limit 10"
+            for (name,) in self._rows(transaction, text):
+                problems.append(f"{self.place}: item {name!r} was changed")
+        return problems
 
     def _facts(self, transaction: Cursor) -> dict[str, Any]:
         ((size,),) = self._rows(transaction, "select pg_total_relation_size('{items}'::regclass)")

@@ -275,15 +275,3 @@ def test_a_repeated_value_of_a_filter_counts_once():
         ("bool", False),
         ("number", 0),
     ]
-
-
-def test_an_unknown_field_among_very_many_is_refused_in_a_short_line(tmp_path):
-    """Compares names with a part of them only: a million would take seconds."""
-    fields = [{f"{letter}{i}": 1 for i in range(900)} for letter in "abcdefghijklmno"]
-    with index.create(tmp_path / "a.index", model="ab" * 32, dimension=2) as store:
-        vectors = np.eye(2, dtype=np.float32)[[0] * 15]
-        store.add([str(i) for i in range(15)], vectors, fields)
-        assert store.count({"a7": 1}) == 1
-        with pytest.raises(ValueError, match="no item has the field 'b70000'") as error:
-            store.count({"b70000": 1})
-        assert "'b700'" in str(error.value) and len(str(error.value)) < 200

@@ -7,12 +7,9 @@ returned. `problem` opens what a power cut left with the reader of dmljax; it re
 acknowledged steps are there, and no step is there in part.
 """
 
-import contextlib
-import io
 import os
 import pathlib
 import sys
-from unittest import mock
 
 import numpy as np
 
@@ -133,59 +130,7 @@ class OneCheckpoint(Checkpoints):
     keep = 1
 
 
-class Features:
-    """The cached features of two splits; every second image is in both."""
-
-    def __init__(self):
-        from dmljax.data.splits import Split
-
-        images = np.random.default_rng(0).integers(0, 255, (30, 4, 4, 3)).astype(np.uint8)
-        labels = np.arange(30) % 3
-        self.splits = [
-            Split(images[part], labels[part], tuple("abc"))
-            for part in (slice(20), slice(None, None, 2))
-        ]
-
-    def write(self, root):
-        for i in range(2):
-            self.compute(root, i)
-            acknowledge()
-
-    def compute(self, root, i):
-        import jax
-
-        from dmljax.data.features import Cache
-        from dmljax.data.transforms.transform import Transform
-        from dmljax.train import features
-        from dmljax.train.devices import Shardings
-
-        cache = Cache(root / "features", {"net": "mean"}, evaluation=Transform())
-        split = cache.split(self.splits[i])
-        shards = Shardings(jax.devices()[:1])
-        # A test process also calls this, and goes on with other tests.
-        small_files = mock.patch.object(features, "_FILE_ROWS", 4)
-        with small_files, contextlib.redirect_stdout(io.StringIO()):
-            computed = features.compute(cache, self.means, title="", shards=shards, batch_size=4)
-        return computed, split.records
-
-    def means(self, images):
-        import jax
-
-        return jax.numpy.asarray(images, np.float32).mean(axis=(1, 2))
-
-    def problem(self, root, count):
-        for i in range(2):
-            computed, records = self.compute(root, i)
-            if i < count and computed:
-                return f"{computed} images of split {i} were lost"
-            values = np.stack([records[row][0] for row in range(len(records))])
-            expected = self.splits[i].records.astype(np.float32).mean(axis=(1, 2))
-            if not np.allclose(values, expected, rtol=1e-6):
-                return f"other features of split {i}"
-        return None
-
-
-WRITERS = {kind.__name__: kind for kind in (Results, Index, Checkpoints, Features)}
+WRITERS = {kind.__name__: kind for kind in (Results, Index, Checkpoints)}
 SLOW = {OneCheckpoint.__name__: OneCheckpoint}
 
 if __name__ == "__main__":
