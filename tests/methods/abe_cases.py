@@ -42,9 +42,9 @@ def batch_of_patterns(seed=0):
     return {"images": images[order].astype(np.float32), "labels": labels[order]}
 
 
-def abe_method(loss_fn=contrastive, **options):
+def abe_method(loss_fn=contrastive, mine_fn=None, **options):
     spec = {"name": "abe", "learners": 3, "dim": 12, **CUT, **options}
-    return registry.resolve("method", spec)(NET, loss_fn, classes=CLASSES)
+    return registry.resolve("method", spec)(NET, loss_fn, classes=CLASSES, mine_fn=mine_fn)
 
 
 @functools.cache

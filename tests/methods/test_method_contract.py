@@ -210,19 +210,17 @@ def test_a_method_with_prefixes_adds_their_losses_to_that_of_the_whole_width(nam
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "error", "message"),
+    ("name", "options", "message"),
     [
-        ("pairs", {"dim": 6, "prefixes": [4, 8]}, ValueError, "at most the width 6"),
-        ("pairs", {"prefixes": [4, 2]}, ValueError, "ascending numbers of dimensions"),
-        ("pairs", {"prefixes": [2], "unit": False}, ValueError, "prefixes are unit vectors"),
-        ("dvml", {"prefixes": [2]}, TypeError, "dvml has no argument 'prefixes'"),
-        ("pairs", {"prefixes": [2.5]}, ValueError, r"prefixes\[0\] must be a whole number"),
+        ("pairs", {"dim": 6, "prefixes": [4, 8]}, "at most the width 6"),
+        ("pairs", {"prefixes": [4, 2]}, "ascending numbers of dimensions"),
+        ("pairs", {"prefixes": [2], "unit": False}, "prefixes are unit vectors"),
+        ("dvml", {"prefixes": [2]}, "dvml has no argument 'prefixes'"),
+        ("pairs", {"prefixes": [2.5]}, r"prefixes\[0\] must be a whole number"),
     ],
 )
-def test_prefixes_that_a_method_cannot_have_are_refused_before_training(
-    name, options, error, message
-):
-    with pytest.raises(error, match=message) as raised:
+def test_prefixes_that_a_method_cannot_have_are_refused_before_training(name, options, message):
+    with pytest.raises(ValueError, match=message) as raised:
         factory = registry.resolve("method", {"name": name, **options})
         method = factory(Patches(), METHODS[name][0], classes=CLASSES)
         jax.eval_shape(lambda: method.init(KEY, BATCH))
