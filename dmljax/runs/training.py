@@ -157,7 +157,7 @@ class _Observer(NamedTuple):
     journal: Journal
 
     def before(self, state: TrainState) -> None:
-        """Scores raw pixels and the backbone; draws the first frame of the movie."""
+        """Evaluates raw pixels and the backbone; draws the first frame of the movie."""
         if baseline := self.evaluator.pixel_scores():
             self.journal.say(f"raw pixels, before training: R@1 {100 * baseline['R@1']:.1f}")
             self.journal.evaluation(0, baseline, split="raw")
