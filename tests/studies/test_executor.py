@@ -81,6 +81,7 @@ def test_the_best_trial_an_ensemble_and_a_start_in_one_study(tmp_path):
     config = json.loads((folders[0] / "config.json").read_text())
     assert config["method"]["dim"] == trials[best]["method.dim"] and config["steps"] == 4
     # An ensemble has the scores of the concatenated unit vectors.
+    (tmp_path / "expected").mkdir()
     ensembles.write(tmp_path / "expected", folders, ())
     expected = results.read(tmp_path / "expected").scores
     header, _, best_cells, both, following = (
