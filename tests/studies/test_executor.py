@@ -92,7 +92,7 @@ def test_the_best_trial_an_ensemble_and_a_start_in_one_study(tmp_path):
     assert both[1:] == [*(f"{100 * expected[f'test/{s}']:.1f} (1 run)" for s in scores), "1"]
     assert best_cells[header.index("mean_distance/MAP@R")] == "-"
     config = json.loads((run_folder(tmp_path, "next", 1) / "config.json").read_text())
-    assert pathlib.Path(config["start"]).name == folders[1].name and following[-1] == "2"
+    assert pathlib.Path(config["start"]["name"]).name == folders[1].name and following[-1] == "2"
     again = _ended(study("run", "small.py", folder=tmp_path), 0)
     assert "seed" not in again.stdout.partition("##")[0]
     # With `--only`, what a row needs comes along.
