@@ -52,8 +52,8 @@ def test_a_run_keeps_its_programs_and_the_same_run_resumed_compiles_nothing(tmp_
     assert "compiled programs are not kept: [Errno " in done.stderr
     assert facts["torn"] is False  # an entry whose writer was killed is removed
     (compiled, read_first, _), (resumed, read_again, seconds) = facts["counts"]
-    assert compiled > 10 and read_first == 0
-    assert resumed == read_again > 10 and seconds > 0
+    assert compiled > 5 and read_first == 0
+    assert resumed == read_again > 5 and seconds > 0
     assert "continuing from step 2" in done.stdout
     assert f"of them read from {tmp_path / 'cache' / 'compiled'}" in done.stdout
 
