@@ -67,7 +67,7 @@ def test_a_random_history_is_that_of_the_naive_index(place, similarity):
     store = index.create(place, model=MODEL, dimension=DIMENSION, similarity=similarity)
     least = {"cosine": 0.3, "euclidean": -7.0}[similarity]
     reader = index.open(place, model=MODEL)
-    for step in range(30):
+    for step in range(20):
         action = rng.choice(["add", "add", "replace", "delete", "compact", "reopen"])
         if action in ("add", "replace"):
             count = int(rng.integers(1, 12))
