@@ -277,7 +277,7 @@ def test_a_nan_in_any_row_makes_the_loss_nan(name):
 
 def _equations(jaxpr):
     for equation in jaxpr.eqns:
-        inner = jaxprs_in_params(equation.params)
+        inner = list(jaxprs_in_params(equation.params))
         yield equation, bool(inner)
         for part in inner:
             yield from _equations(part)
