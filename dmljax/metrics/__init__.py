@@ -33,16 +33,7 @@ from dmljax.metrics.reports import *  # noqa: F403
 from dmljax.metrics.significance import *  # noqa: F403
 from dmljax.metrics.spread import *  # noqa: F403
 
-_MODULES = (
-    clusters,
-    neighbors,
-    open_set,
-    pair_similarity,
-    ranking,
-    reports,
-    spread,
-    significance,
-)
+_MODULES = (clusters, neighbors, open_set, pair_similarity, ranking, reports, spread, significance)
 # What only reports, studies and bundles of this package use.
 _INTERNAL = {
     *("KS", "LESS_IS_BETTER", "ClassHistograms", "Neighborhoods", "display_name", "offered_fmrs"),

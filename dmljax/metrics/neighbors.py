@@ -71,27 +71,33 @@ def neighborhoods(
         gallery_groups,
         prepare_fn=lambda x: x.astype(np.float32),
     )
-    n, available = len(np.asarray(labels)), len(search.gallery.rows) - search.within
-    near = Neighborhoods(
-        nearest=np.full((n, k), -1),
-        similarities=np.full((n, k), np.nan, np.float32),
-        own=np.full(n, -1),
-        own_similarity=np.full(n, np.nan, np.float32),
-        other=np.full(n, -1),
-        other_similarity=np.full(n, np.nan, np.float32),
-        positives=np.zeros(n, np.int64),
-    )
-    if not len(search.queries.rows) or available < 1:
-        return near
-    nearest_fn = partial(retrieval.nearest, similarity_fn=similarity_fn, tile=tile, devices=devices)
-    indices, similarities = counted_nearest(search, nearest_fn, k=min(k, available))
-    _fill(near.nearest, near.similarities, search, indices, similarities)
-    others = _nearest_other(search, nearest_fn, indices, similarities)
-    _fill(near.other[:, None], near.other_similarity[:, None], search, *others)
-    own, own_similarities, positives = _nearest_own(search, similarity_fn)
-    _fill(near.own[:, None], near.own_similarity[:, None], search, own, own_similarities)
-    near.positives[search.queries.rows] = positives
-    return near
+    queries, available = search.queries, len(search.gallery.rows) - search.within
+    positives = np.zeros(len(np.asarray(labels)), np.int64)
+    nothing = np.zeros((len(queries.rows), 0), np.int64)
+    nearest: tuple[np.ndarray, np.ndarray] = (nothing, nothing)
+    own = other = nearest
+    if len(queries.rows) and available > 0:
+        nearest_fn = partial(
+            retrieval.nearest, similarity_fn=similarity_fn, tile=tile, devices=devices
+        )
+        nearest = counted_nearest(search, nearest_fn, k=min(k, available))
+        other = _nearest_other(search, nearest_fn, *nearest)
+        own, positives[queries.rows] = _nearest_own(search, similarity_fn)
+
+    def expanded(
+        indices: np.ndarray, values: np.ndarray, width: int
+    ) -> tuple[Int[np.ndarray, "q w"], Float[np.ndarray, "q w"]]:
+        """Returns items and similarities for all rows of the input, padded to `width` columns."""
+        items, is_item = np.full((len(positives), width), -1), indices >= 0
+        similarities = np.full(items.shape, np.nan, np.float32)
+        columns = slice(0, indices.shape[1])
+        items[queries.rows, columns] = np.where(is_item, search.gallery.rows[indices], -1)
+        similarities[queries.rows, columns] = np.where(is_item, values, np.nan)
+        return items, similarities
+
+    (own_items, own_values), (others, other_values) = expanded(*own, 1), expanded(*other, 1)
+    of_class = own_items[:, 0], own_values[:, 0], others[:, 0], other_values[:, 0]
+    return Neighborhoods(*expanded(*nearest, k), *of_class, positives)
 
 
 def counted_nearest(
@@ -131,8 +137,8 @@ def _nearest_other(
 
 def _nearest_own(
     search: Sides, similarity_fn: SimilarityFn
-) -> tuple[Int[np.ndarray, "q 1"], Float[np.ndarray, "q 1"], Int[np.ndarray, "q"]]:
-    """Finds the nearest item of the query's class, its similarity, and counts such items."""
+) -> tuple[tuple[np.ndarray, np.ndarray], Int[np.ndarray, "q"]]:
+    """Finds the nearest item of the query's class and its similarity, and counts such items."""
     queries, items = search.queries, search.gallery
     center = jnp.asarray(items.vectors.mean(axis=0))
     vectors, offsets = map(np.asarray, similarity_fn(jnp.asarray(queries.vectors), center))
@@ -151,7 +157,7 @@ def _nearest_own(
         indices[rows, 0] = np.where(counts.any(axis=1), columns[best], -1)
         similarities[rows, 0] = products[np.arange(len(rows)), best]
         positives[rows] = counts.sum(axis=1)
-    return indices, similarities, positives
+    return (indices, similarities), positives
 
 
 def class_blocks(
@@ -171,17 +177,3 @@ def class_blocks(
         height = max(1, _BLOCK // len(columns))
         for start in range(first, last, height):
             yield query_order[start : min(start + height, last)], columns
-
-
-def _fill(
-    items: Int[np.ndarray, "q k"],
-    values: Float[np.ndarray, "q k"],
-    search: Sides,
-    indices: Integer[np.ndarray, "r j"],
-    similarities: Float[np.ndarray, "r j"],
-) -> None:
-    """Writes neighbors of readable items under the indices of the input."""
-    rows, columns = np.nonzero(indices >= 0)
-    queries = search.queries.rows[rows]
-    items[queries, columns] = search.gallery.rows[indices[rows, columns]]
-    values[queries, columns] = similarities[rows, columns]

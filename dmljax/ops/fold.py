@@ -151,32 +151,14 @@ def fold(
             choice for few columns and very many rows.
     """
     if tile is None:
-        terms = _Terms(terms_fn(rows, columns, *params))
-        return tuple(term.at_once() for term in terms.plain)
+        return tuple(term.at_once() for term in _plain(terms_fn(rows, columns, *params)))
     dtype = rows.vectors.dtype
     arrays = [jnp.asarray(p, dtype if isinstance(p, int | float) else None) for p in params]
     return _Fold(terms_fn, rows, columns, tuple(arrays), tile, has_whole_columns)()
 
 
-class _Terms:
-    """The terms of a tile, and which of them belong to rows, to columns, or to totals."""
-
-    def __init__(self, terms: Iterable):
-        terms = tuple(terms)
-        self.plain = [t.term if isinstance(t, OfColumns) else t for t in terms]
-        groups: tuple[list[int], ...] = [], [], []
-        for i, term in enumerate(terms):
-            groups[1 if isinstance(term, OfColumns) else 2 * isinstance(term, Total)].append(i)
-        self._groups = groups
-
-    def split(self, values: Sequence) -> tuple[list, list, list]:
-        of_rows, of_columns, totals = ([values[i] for i in group] for group in self._groups)
-        return of_rows, of_columns, totals
-
-    def joined(self, split: Sequence[Sequence]) -> list:
-        places = [i for group in self._groups for i in group]
-        values = [value for group in split for value in group]
-        return [value for _, value in sorted(zip(places, values, strict=True), key=lambda x: x[0])]
+def _plain(terms: Iterable) -> list:
+    return [t.term if isinstance(t, OfColumns) else t for t in terms]
 
 
 class _Fold:
@@ -196,7 +178,20 @@ class _Fold:
         self.terms_fn = lambda *tile: tuple(terms_fn(*tile))
         self.inputs = rows, columns, params
         first = _slice(rows, 0, self.row_tile), _slice(columns, 0, self.column_tile)
-        self.terms = _Terms(jax.eval_shape(self.terms_fn, *first, *params))
+        terms = jax.eval_shape(self.terms_fn, *first, *params)
+        self.terms = _plain(terms)
+        # Where the sums of each term belong: 0 to rows, 1 to columns, 2 to totals.
+        self.sides = [1 if isinstance(t, OfColumns) else 2 * isinstance(t, Total) for t in terms]
+
+    def _split(self, values: Sequence) -> tuple[list, ...]:
+        """Returns the values of the terms of rows, of columns, and of totals."""
+        pairs = list(zip(values, self.sides, strict=True))
+        return tuple([value for value, side in pairs if side == i] for i in range(3))
+
+    def _joined(self, split: Sequence[Sequence]) -> list:
+        """Returns values in the order of the terms."""
+        values = [iter(group) for group in split]
+        return [next(values[side]) for side in self.sides]
 
     def __call__(self):
         @jax.custom_vjp
@@ -215,7 +210,7 @@ class _Fold:
             return self._on_devices(self._backward, *inputs), None
 
         run.defvjp(forward, backward)
-        return tuple(self.terms.joined(run(floats_of(self.inputs), others_of(self.inputs))))
+        return tuple(self._joined(run(floats_of(self.inputs), others_of(self.inputs))))
 
     def _on_devices(self, local_fn, rows, columns, shared):
         """Calls `local_fn` on each device. It returns results of rows, of columns, and shared."""
@@ -233,23 +228,17 @@ class _Fold:
         return of_rows, of_columns, shared
 
     def _forward(self, rows, columns, params):
-        terms = self.terms
 
         def add(row_tile, column_tile, states):
-            values = _Terms(self.terms_fn(row_tile[0], column_tile[0], *params)).plain
-            states = zip(values, terms.joined(states), strict=True)
-            return terms.split([value.add(state) for value, state in states])
+            terms = _plain(self.terms_fn(row_tile[0], column_tile[0], *params))
+            states = zip(terms, self._joined(states), strict=True)
+            return self._split([term.add(state) for term, state in states])
 
-        empty = [
-            [term.empty(n) for term in group]
-            for group, n in zip(
-                terms.split(terms.plain), (len(rows.where), len(columns.where), 0), strict=True
-            )
-        ]
-        states = self._sweep(add, (rows, ()), (columns, ()), tuple(empty))
-        of_rows, of_columns, totals = terms.split(
-            list(zip(terms.plain, terms.joined(states), strict=True))
-        )
+        sizes = len(rows.where), len(columns.where), 0
+        terms = zip(self.terms, self.sides, strict=True)
+        empty = self._split([term.empty(sizes[side]) for term, side in terms])
+        states = self._joined(self._sweep(add, (rows, ()), (columns, ()), empty))
+        of_rows, of_columns, totals = self._split(list(zip(self.terms, states, strict=True)))
         if self.axis is not None:
             totals = [(term, term.over_devices(state, self.axis)) for term, state in totals]
             if self.has_whole_columns:
@@ -263,7 +252,7 @@ class _Fold:
 
         Each argument comes with the results and cotangents of its terms.
         """
-        terms, (params, of_totals) = self.terms, params
+        params, of_totals = params
 
         def add(row_tile, column_tile, gradients):
             (row_side, of_rows), (column_side, of_columns) = row_tile, column_tile
@@ -272,12 +261,12 @@ class _Fold:
 
             def values(floats):
                 row_side, column_side, params = merged(floats, others)
-                tile_terms = _Terms(self.terms_fn(row_side, column_side, *params)).plain
+                tile_terms = _plain(self.terms_fn(row_side, column_side, *params))
                 return [term.values for term in tile_terms], tile_terms
 
             _, pull_back, tile_terms = jax.vjp(values, floats_of(inputs), has_aux=True)
             results, cotangents = (
-                terms.joined(parts) for parts in zip(of_rows, of_columns, of_totals, strict=True)
+                self._joined(parts) for parts in zip(of_rows, of_columns, of_totals, strict=True)
             )
             slopes = [
                 term.gradient(result, cotangent)

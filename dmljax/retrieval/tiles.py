@@ -5,6 +5,7 @@ The kernels run on every device as they would on one, and nothing is exchanged b
 the numbers are the same as on one device.
 """
 
+import collections
 import contextlib
 import contextvars
 import functools
@@ -28,6 +29,7 @@ SLICES = 16  # a tile is folded into this many slices, so that sums run over who
 # memory that is free on an accelerator.
 RESIDENT_BYTES = 1 << 30
 BLOCKS_PER_PASS = 8  # tiles of rows that meet a tile of columns while it is on the devices
+_QUEUED = 4  # tiles of similarities that may wait for the devices, each with its memory
 STRIP_SIZE = 1 << 24  # similarities in memory at once where whole rows are sorted
 
 
@@ -221,7 +223,7 @@ def sweep(
 
     This is the loop of every search. A tile of columns meets `together` tiles of rows while it is
     on the devices. The caller stores what it computes for row tile `b` in `states[b]`: the devices
-    may lag behind the host by one tile of columns, which bounds their memory.
+    may lag behind the host by a few pairs, which bounds their memory.
 
     Args:
         blocks: The row tiles to visit; all by default.
@@ -229,12 +231,15 @@ def sweep(
     """
     blocks = range(len(rows)) if blocks is None else blocks
     together = together or BLOCKS_PER_PASS
+    waiting: collections.deque[Any] = collections.deque()
     for first in range(0, len(blocks), together):
         indices = blocks[first : first + together]
         row_tiles = [rows[b] for b in indices]
         for j in range(indices[0] if is_upper else 0, len(columns)):
-            previous, column_tile = [states.get(b) for b in indices], columns[j]
+            column_tile = columns[j]
             for b, row_tile in zip(indices, row_tiles, strict=True):
                 if j >= b or not is_upper:
                     yield b, row_tile, j, column_tile
-            jax.block_until_ready(previous)  # the next tile is read while this one is used
+                    waiting.append(states.get(b))
+                    if len(waiting) > _QUEUED:
+                        jax.block_until_ready(waiting.popleft())
