@@ -12,6 +12,7 @@ from dmljax.files import machine
 
 Embeddings = Float[Array, "b d"] | np.ndarray
 Labels = Integer[Array, "b"] | np.ndarray
+Groups = np.ndarray  # integers [n], or [n g]
 
 _ROWS = 4096  # of an array that are read at once
 
@@ -90,7 +91,7 @@ def integer_labels(
 
 
 def exclusion_codes(
-    groups: np.ndarray | None, gallery_groups: np.ndarray | None, counts: Counts
+    groups: Groups | None, gallery_groups: Groups | None, counts: Counts
 ) -> tuple[Int[np.ndarray, "q g"], Int[np.ndarray, "n g"]]:
     """Returns codes of queries and items for `rules.mask`: equal where a query leaves an item out.
 

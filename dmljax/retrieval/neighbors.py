@@ -10,13 +10,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from dmljax.retrieval import inputs, tiles
-from dmljax.retrieval.inputs import Embeddings
+from dmljax.retrieval.inputs import Embeddings, Groups
 from dmljax.retrieval.rules import SimilarityFn, euclidean
 from dmljax.retrieval.tiles import REPLICATED, SHARDED, Tile, Tiles
 
 __all__ = ["k_reciprocal", "nearest"]
-
-Groups = np.ndarray  # integers [n], or [n g]
 
 
 def nearest(

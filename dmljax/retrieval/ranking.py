@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 from dmljax import ops
 from dmljax.files import machine
 from dmljax.retrieval import filtering, inputs, rules, tiles
-from dmljax.retrieval.inputs import Embeddings, Labels
+from dmljax.retrieval.inputs import Embeddings, Groups, Labels
 from dmljax.retrieval.rules import SimilarityFn, count_ahead, euclidean, mask, precedes
 from dmljax.retrieval.tiles import REPLICATED, SHARDED, Tile, Tiles
 
@@ -45,8 +45,8 @@ def ranks(
     *,
     gallery: Embeddings | None = None,
     gallery_labels: Labels | None = None,
-    groups: Int[np.ndarray, "q"] | None = None,
-    gallery_groups: Int[np.ndarray, "n"] | None = None,
+    groups: Groups | None = None,
+    gallery_groups: Groups | None = None,
     similarity_fn: SimilarityFn = euclidean,
     tile: int | None = None,
     devices: Sequence[jax.Device] | None = None,
@@ -65,8 +65,8 @@ def ranks(
     products in full precision decide all comparisons. 'auto' is bfloat16 on accelerators, and None
     on CPUs, for float64, and where a trial shows that the device is less precise than expected.
 
-    With `groups` (and `gallery_groups`), a query ranks the items outside of its group; -1 means no
-    group. In re-identification, a query ignores the images of the same person from the same camera.
+    With `groups` (and `gallery_groups`), a query ranks the items outside of its group, as in
+    `nearest`: in re-identification, the images of the same person from the same camera are ignored.
 
     >>> embeddings, labels = np.array([[0.0], [1.0], [2.5], [9.0]]), np.array([0, 0, 1, 1])
     >>> block = next(retrieval.ranks(embeddings, labels))

@@ -102,12 +102,6 @@ def test_nothing_to_count():
     [
         ({"bins": 100}, "`bins` must be a power of two, .*got 100"),
         ({"tile": 0}, "`tile` must be at least 1, got 0"),
-        ({"gallery": np.ones((4, 2))}, "give both, or only labels without a gallery"),
-        ({"groups": np.arange(3)}, r"groups are int64 of shape \(3,\): .* of the 4 embeddings"),
-        (
-            {"gallery": np.ones((4, 3)), "gallery_labels": np.arange(4)},
-            "embeddings have 2 dimensions and the gallery has 3",
-        ),
     ],
 )
 def test_wrong_arguments(options, message):

@@ -50,6 +50,8 @@ def test_scores_are_those_of_ranked_lists(name, lists_of_hits):
 def test_a_score_is_a_share_that_negatives_ahead_never_raise(name):
     rng = np.random.default_rng(0)
     score_fn = RANKING_FNS[name]
+    for width in (0, 1, 4):  # without a positive
+        assert np.isnan(score_fn(np.zeros((3, width), int))).tolist() == [True] * 3
     ranks = _ranks(rng.random((40, 30)) < rng.random((40, 1)))
     scores = score_fn(ranks)
     scored = ranks[:, 0] > 0
@@ -65,13 +67,6 @@ def test_a_score_is_a_share_that_negatives_ahead_never_raise(name):
     best = np.minimum(3 / counts, 1) if name == "mAP@3" else 1.0  # of more positives than the depth
     np.testing.assert_allclose(score_fn(perfect)[scored], best, rtol=1e-14)
     assert (score_fn(np.where(ranks > 0, ranks + 1, 0)) <= scores)[scored].all()
-
-
-@pytest.mark.parametrize("name", RANKING_FNS)
-@pytest.mark.parametrize("width", [0, 1, 4])
-def test_a_query_without_a_positive_gives_nan(name, width):
-    scores = RANKING_FNS[name](np.zeros((3, width), int))
-    assert scores.shape == (3,) and np.isnan(scores).all()
 
 
 @pytest.mark.parametrize(

@@ -58,21 +58,3 @@ def test_nearest_outside_groups(columns, devices, within):
         assert (indices[i, len(allowed) :] == -1).all()
         assert np.isneginf(similarities[i, len(allowed) :]).all()
         np.testing.assert_allclose(similarities[i, : len(allowed)], expected[i][allowed], atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"gallery_groups": np.arange(5)}, "groups are for queries"),
-        ({"groups": np.arange(5), "gallery": np.eye(5)}, "groups are for queries"),
-        ({"groups": np.arange(4)}, r"groups are int64 of shape \(4,\): give integers"),
-        ({"groups": np.ones(5)}, r"groups are float64 of shape \(5,\): give integers"),
-        (
-            {"groups": np.ones((5, 2), int), "gallery": np.eye(5), "gallery_groups": np.arange(5)},
-            r"shape \(5, 2\) and gallery_groups .* of shape \(5,\): give integers",
-        ),
-    ],
-)
-def test_nearest_checks_groups(options, message):
-    with pytest.raises(ValueError, match=message):
-        retrieval.nearest(np.eye(5), k=1, **options)

@@ -39,6 +39,11 @@ X, Y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])
         (lambda: all_ranks(X, Y, groups=Y, gallery=X, gallery_labels=Y), "give both, or only"),
         (lambda: all_ranks(X, Y, groups=Y, gallery_groups=Y), "give both, or only groups"),
         (lambda: all_ranks(X, Y, groups=Y[:3]), r"^groups are int64 of shape \(3,\): .* of the 6"),
+        (lambda: all_ranks(X, Y, groups=np.ones(6)), r"groups are float64 of shape \(6,\)"),
+        (
+            lambda: retrieval.nearest(X, X, k=1, groups=np.stack([Y, Y], 1), gallery_groups=Y),
+            r"shape \(6, 2\) and gallery_groups .* of shape \(6,\): give integers",
+        ),
         (lambda: all_ranks(X, Y, tile=100), "tile=100 must be a positive multiple of 128"),
         (lambda: retrieval.nearest(X, k=6), "k must be an integer from 1 to 5 items"),
         (lambda: retrieval.nearest(X, X, k=7), "k must be .* from 1 to 6 items"),
