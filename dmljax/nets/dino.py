@@ -65,25 +65,25 @@ _DINOV3 = files.License(
 )
 
 
-def _dino(net: str, file: str, megabytes: int) -> files.Published:
+def _dino_file(net: str, file: str, megabytes: int) -> files.Published:
     url = f"https://dl.fbaipublicfiles.com/dino/{file}/{file}.pth"
     return files.Published(
         net, url, megabytes, files.APACHE, "ImageNet-1k, without labels", files.BICUBIC
     )
 
 
-def _augreg(size: str, megabytes: int) -> files.Published:
+def _augreg_file(size: str, megabytes: int) -> files.Published:
     url = files.hub(f"timm/vit_{size}_patch16_224.augreg_in21k")
     return files.Published(f"augreg_{size[0]}16", url, megabytes, files.APACHE, _LABELS, _AUGREG)
 
 
-def _dinov2(size: str, megabytes: int, registers: str) -> files.Published:
+def _dinov2_file(size: str, megabytes: int, registers: str) -> files.Published:
     net, url = f"dinov2_{size[0]}14", files.hub(f"facebook/dinov2-{registers}{size}")
     net = f"{net}_reg" if registers else net
     return files.Published(net, url, megabytes, files.APACHE, _LVD_142, files.BICUBIC)
 
 
-def _dinov3(net: str, size: str, timm: str, megabytes: int) -> files.Published:
+def _dinov3_file(net: str, size: str, timm: str, megabytes: int) -> files.Published:
     # timm's copy is not gated, and has the same license.
     gated = f"facebook/dinov3-{size}-pretrain-lvd1689m"
     urls = files.hub(f"timm/vit_{timm}_patch16_dinov3_qkvb.lvd1689m"), files.hub(gated)
@@ -96,20 +96,20 @@ def _dinov3(net: str, size: str, timm: str, megabytes: int) -> files.Published:
 
 _V2 = {"small": 88, "base": 346, "large": 1217, "giant": 4546}
 _NAMED = {
-    "dino_vits16": _dino("vit_s16", "dino_deitsmall16_pretrain", 87),
-    "dino_vitb16": _dino("vit_b16", "dino_vitbase16_pretrain", 343),
+    "dino_vits16": _dino_file("vit_s16", "dino_deitsmall16_pretrain", 87),
+    "dino_vitb16": _dino_file("vit_b16", "dino_vitbase16_pretrain", 343),
 }
 _AS_NETS = (
-    _augreg("small", 120),
-    _augreg("base", 410),
-    _augreg("large", 1303),
-    *(_dinov2(size, megabytes, "") for size, megabytes in _V2.items()),
-    *(_dinov2(size, megabytes, "with-registers-") for size, megabytes in _V2.items()),
-    _dinov3("dinov3_s16", "vits16", "small", 87),
-    _dinov3("dinov3_splus16", "vits16plus", "small_plus", 115),
-    _dinov3("dinov3_b16", "vitb16", "base", 343),
-    _dinov3("dinov3_l16", "vitl16", "large", 1213),
-    _dinov3("dinov3_hplus16", "vith16plus", "huge_plus", 3363),
+    _augreg_file("small", 120),
+    _augreg_file("base", 410),
+    _augreg_file("large", 1303),
+    *(_dinov2_file(size, megabytes, "") for size, megabytes in _V2.items()),
+    *(_dinov2_file(size, megabytes, "with-registers-") for size, megabytes in _V2.items()),
+    _dinov3_file("dinov3_s16", "vits16", "small", 87),
+    _dinov3_file("dinov3_splus16", "vits16plus", "small_plus", 115),
+    _dinov3_file("dinov3_b16", "vitb16", "base", 343),
+    _dinov3_file("dinov3_l16", "vitl16", "large", 1213),
+    _dinov3_file("dinov3_hplus16", "vith16plus", "huge_plus", 3363),
 )
 PUBLISHED = _NAMED | {entry.net: entry for entry in _AS_NETS}
 

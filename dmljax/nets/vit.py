@@ -245,7 +245,7 @@ class ViT(layers.Backbone, kw_only=True):
             f"{self.patch}": any(side % self.patch for side in shape),
             f"image_size {self.image_size} must be a multiple of patch {self.patch}, and width "
             f"{self.width} of heads {self.heads}": any(side % self.patch for side in size)
-            or self.width % self.heads,
+            or self.width % self.heads > 0,
             f"{images} do not fit a head that flattens the tokens of {size[0]} x {size[1]} pixels: "
             "set image_size before training": self.pool == "flatten" and tuple(shape) != size,
             "without a class token, set positions='patches' and another pool": not self.class_token

@@ -303,7 +303,8 @@ def _recognized(shape: ShapeFn) -> tuple[str, list[str]]:
     the sizes and parts that they tell.
     """
     nets = {name: getattr(family, name)() for family in FAMILIES for name in family.__all__}
-    for kind in dict.fromkeys(map(type, nets.values())):
+    kinds: list[Any] = list(dict.fromkeys(map(type, nets.values())))
+    for kind in kinds:
         if (facts := kind.facts(shape)) is not None:
             return kind.family, [
                 name

@@ -22,8 +22,7 @@ from flax import traverse_util
 from dmljax.files import reading
 from dmljax.files.writing import make_folder, write_json
 from dmljax.nets.files import OWN_NAMES, NameMap, Source
-from dmljax.weights.converted import file_digest
-from dmljax.weights.converted import write as write_tensors
+from dmljax.weights import converted
 from dmljax.weights.loading import TORCH, name_map_of, torch_tensors, variable_shapes
 from dmljax.weights.published import NAME_MAPS, PUBLISHED, identify
 from dmljax.weights.readers import read
@@ -121,8 +120,7 @@ def write_adapter(
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty: choose another --out")
     weights = read(base)
-    is_own = "dmljax" in weights.metadata
-    name_map = OWN_NAMES if is_own else name_map_of(torch_tensors(weights))
+    name_map = OWN_NAMES if "dmljax" in weights.metadata else name_map_of(torch_tensors(weights))
     kernels, flat = _kernel_shapes(net), traverse_util.flatten_dict(adapters)
     sources = _sources(name_map, kernels)
     kinds = {"a": "A.weight", "b": "B.weight", "magnitude": _MAGNITUDE}
@@ -147,10 +145,10 @@ def write_adapter(
     name = match[1] if match else pathlib.Path(base).name
     options = {"peft_type": "LORA", "base_model_name_or_path": name, "inference_mode": True}
     options |= {"r": rank, "lora_alpha": alpha, "use_rslora": rslora}
-    options |= {"use_dora": any(path[-1] == "magnitude" for path in flat)}
-    options |= {"target_modules": sorted(modules)}
+    is_dora = any(path[-1] == "magnitude" for path in flat)
+    options |= {"use_dora": is_dora, "target_modules": sorted(modules)}
     make_folder(folder)
-    write_tensors(folder / _MODEL, tensors, _base_text(base))
+    converted.write(folder / _MODEL, tensors, _base_text(base))
     write_json(folder / _CONFIG, options, indent=2)
 
 
@@ -179,7 +177,7 @@ def _is_positive(value: Any) -> bool:
 
 def _base_text(base: str | os.PathLike) -> str:
     """Returns the metadata of an adapter for the weights `base`, which peft does not read."""
-    return json.dumps({"base": file_digest(base)})
+    return json.dumps({"base": converted.file_digest(base)})
 
 
 def _factors(

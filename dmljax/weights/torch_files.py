@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 T = TypeVar("T")
+_Unpickler: Any = pickle._Unpickler  # whose methods have no types
 
 _BIG_ENDIAN = "was written on a big-endian machine: save it again on another one"
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # of the legacy format
@@ -155,7 +156,7 @@ def _view(content: bytes, tensor: Tensor) -> np.ndarray:
     return np.lib.stride_tricks.as_strided(values[tensor.offset :], size, steps, writeable=False)
 
 
-class _Machine(pickle._Unpickler):  # type: ignore[name-defined]
+class _Machine(_Unpickler):
     """Reads one pickle. `storages` are those that it mentions."""
 
     def __init__(self, stream: io.BytesIO):
@@ -215,7 +216,7 @@ class _Dispatch(dict[int, Callable]):
 
 
 _codes = [getattr(pickle, name)[0] for name in _OPCODES.split()]
-_methods = [pickle._Unpickler.dispatch[code].__name__ for code in _codes]  # type: ignore[attr-defined]
+_methods = [_Unpickler.dispatch[code].__name__ for code in _codes]
 _Machine.dispatch = _Dispatch(
     {code: getattr(_Machine, name) for code, name in zip(_codes, _methods, strict=True)}
 )
