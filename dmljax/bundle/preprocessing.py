@@ -94,7 +94,7 @@ class Preprocessing(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         """Returns the content of the manifest's `preprocess`; `parse` reads it."""
         operations = [operation.to_json() for operation in self.operations]
-        return self._replace(operations=operations)._asdict()
+        return self._asdict() | {"operations": operations}
 
 
 def _with_channels(image: np.ndarray, channels: int) -> np.ndarray:

@@ -259,8 +259,9 @@ def _answer(
     try:
         if is_picture:
             return _DONE, _small_picture(image, check_size)
-        options = {"check_size_fn": check_size, "least_side": preprocess.least_side}
-        return _DONE, preprocess(preprocessing.pixels(image, **options)).tobytes()
+        side = preprocess.least_side
+        decoded = preprocessing.pixels(image, check_size_fn=check_size, least_side=side)
+        return _DONE, preprocess(decoded).tobytes()
     except _TooLarge:
         return _LARGE, b""
     except MemoryError:
