@@ -246,9 +246,9 @@ def test_knn_compares_classes_by_name_and_is_refused_without_common_classes(tmp_
 def _with_known_classes(folder):
     """A run whose test images are every second one of two of the classes that it trains on."""
     root = photos(folder, lambda i, label: f"{'test' if i % 2 and label < 2 else 'train'}/c{label}")
-    config = brief(folder, runtime={"devices": 1})
+    config = brief(folder, steps=30, checkpoint={"every": 30}, runtime={"devices": 1})
     config["dataset"] = {"name": "folder", "root": str(root)}
-    config["evaluate"] = config["evaluate"] | {"knn": 9}
+    config["evaluate"] = config["evaluate"] | {"knn": 9, "every": 30}
     training.run(config, folder / "known")
     return folder / "known"
 
