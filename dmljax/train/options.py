@@ -189,9 +189,8 @@ class EvaluationOptions:
     )
     clustering: KMeans | None = _option(
         KMeans(),
-        "k-means behind NMI, AMI, ARI and F1, with `starts`, `seeds` and `only_last`; "
-        "'scikit_learn' chooses centers and stops as published tables do, and is slow with "
-        "thousands of classes; None: no clustering",
+        "k-means behind NMI, AMI, ARI and F1; 'scikit_learn' follows the rules of published "
+        "tables, and is slow with thousands of classes; None: no clustering",
     )
     batch_size: Positive = _option(256, "number of images embedded at once")
     knn: Natural = _option(0, "training images that vote on the class; 0: no vote")
@@ -290,9 +289,7 @@ class Options:
         (), "steps after which the best parameters are loaded again"
     )
     start: Start | None = _option(
-        None,
-        "the folder of a run to take the first parameters from; `takes`: 'all' or 'backbone'; "
-        "`mixed_with`, `mixed_fraction`: a second run to average them with, and its fraction",
+        None, "the folder of a run to take the first parameters from, or from a mean of two"
     )
     distill: _Weight = _option(
         0.0, "weight of a loss that keeps the similarities of the pretrained backbone"
@@ -302,18 +299,14 @@ class Options:
     )
     trained: Spec = _option(
         {"name": "all"},
-        "which parameters learn: 'all'; 'last': all but the backbone; of the backbone only the "
-        "last `count` 'blocks', the 'biases', low-rank adapters ('lora'), or 'prompts'",
+        "which parameters learn: 'all'; 'last': all but the backbone; of the backbone only "
+        "'blocks', 'biases', low-rank adapters ('lora'), or 'prompts'",
     )
     features: Computed | Cached = _option(
-        Computed(),
-        "with trained='last', 'cached' computes the features of the backbone once for every image "
-        "and trains on them; `views`: augmented features of each image",
+        Computed(), "with trained='last', 'cached' computes the backbone once for every image"
     )
     held_out: LastClasses | Fold | None = _option(
-        None,
-        "training classes to hold out for validation: a fraction such as 0.2, or dict(name='fold', "
-        "index=0, count=4, seed=None)",
+        None, "training classes to hold out for validation: a fraction such as 0.2, or a 'fold'"
     )
     select: str = _option(
         "last", "the step that counts: 'last', or the best by a score such as 'val/MAP@R'"
@@ -325,9 +318,7 @@ class Options:
     checkpoint: CheckpointOptions = CheckpointOptions()
     log_every: Positive = _option(20, "steps between two log lines")
     pictures: Page | Movie | None = _option(
-        Page(),
-        "'page': the page of the run; 'movie': also a movie of the test embeddings, with "
-        "`frame_ms` and `last_frame_ms`; `projector`: images in TensorBoard's projector",
+        Page(), "'page': the page of the run; 'movie': also a movie of the test embeddings"
     )
     notes: str = _option("", "your own notes")
     runtime: RuntimeOptions = RuntimeOptions()
