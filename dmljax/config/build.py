@@ -27,7 +27,7 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
     options = options_of(config)
     origin = start.find_if_any(options.start)
     backbone, normalization = method.backbone_of(options, origin)
-    cache = backbone.cache
+    cache = backbone["cache"]
     data, epoch_labels = data_of(options, None if cache is None else cache.split)
     timing, epoch_end = timing_of(options, data.train.labels, epoch_labels)
 
@@ -43,7 +43,7 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         )
     shards = devices.Shardings(described or (jax.devices()[:count] if count else None))
     net, attention_note = attention_choice.choose(
-        backbone.net,
+        backbone["net"],
         image_shapes=set(image_shapes),
         images=-(-(options.chunk or timing["batch_size"]) // shards.size),
         platform=shards.platform,
@@ -101,7 +101,7 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         class_rows=class_rows,
         shapes=shapes,
         placements=devices.of_state(shapes, shards, sharded=sharded, class_rows=class_rows),
-        **backbone._replace(net=net)._asdict(),
+        **{**backbone, "net": net},
         **data._asdict(),
         **timing,
         **inputs,

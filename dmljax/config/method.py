@@ -4,7 +4,7 @@ import inspect
 import os
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from flax import traverse_util
@@ -36,29 +36,25 @@ _COMPARED = ("standard_eval", "squash_eval")
 _SIZE_TOLERANCE = 3  # pixels: published systems cut 227 where other code cuts 224
 
 
-class Backbone(NamedTuple):
-    """A net without a head, its input and its output; `Run` has fields of the same names."""
+def backbone_of(options: Options, origin: start.Start | None) -> tuple[dict[str, Any], Spec]:
+    """Returns the net with its input and output, and its normalization.
 
-    net: Any
-    normalization: str  # for a reader
-    input_note: str  # where evaluation prepares images differently than the weights expect
-    pooled_output: str | None  # of the net, that the head takes; None: it takes feature maps
-    whiten: float  # of the head's `centered_dense`; its default if the head has another layer
-    cache: Cache | None  # of features, where `options.features` asks for it
-
-
-def backbone_of(options: Options, origin: start.Start | None) -> tuple[Backbone, Spec]:
-    """Returns the net with its output and the cache of its features, and its normalization."""
+    The first are fields of `Run` by their names.
+    """
     net = net_of(options)
     dense_fn = _argument(options.method.function, "dense_fn")
     whiten = _argument(dense_fn, "whiten")
-    whiten = _argument(layers.centered_dense, "whiten") if whiten is None else whiten
     normalization, output = normalization_of(options, net, origin), _pooled_output(options)
-    cache = None
-    if isinstance(options.features, Cached):
-        cache = _cache(options, normalization, output, origin)
-    title, note = normalizations.title(normalization), _input_note(options)
-    return Backbone(net, title, note, output, whiten, cache), normalization
+    is_cached = isinstance(options.features, Cached)
+    backbone = {
+        "net": net,
+        "pooled_output": output,
+        "whiten": _argument(layers.centered_dense, "whiten") if whiten is None else whiten,
+        "cache": _cache(options, normalization, output, origin) if is_cached else None,
+        "normalization": normalizations.title(normalization),
+        "input_note": _input_note(options),
+    }
+    return backbone, normalization
 
 
 def net_of(options: Options) -> Any:

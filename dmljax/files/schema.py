@@ -116,7 +116,7 @@ def words(kind: Any) -> str:
 def _one_of(union: Any, value: Any, name: str) -> Any:
     """Returns the value as the first of several types that it fits."""
     kinds = typing.get_args(union)
-    settings = [kind for kind in kinds if dataclasses.is_dataclass(kind)]
+    settings: list[Any] = [kind for kind in kinds if dataclasses.is_dataclass(kind)]
     if isinstance(value, dict) and len(settings) > 1:
         names = {x: kind for kind in settings for x in typing.get_args(_hints(kind)["name"])}
         kinds = (names[parse(typing.Literal[*names], value.get("name"), f"{name}.name")],)

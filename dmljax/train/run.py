@@ -86,7 +86,7 @@ class Run(NamedTuple):
     frozen: frozenset[str]  # the paths of the parameters that do not learn
     adapted: Adapted  # `method`, and the method that is deployed after training
     pooled_output: str | None  # of the net, that the head takes; None: it takes maps
-    whiten: float  # the power of the standard deviations by which `centered_dense` divides
+    whiten: float  # of `centered_dense`: the power of the standard deviations
     cache: Cache | None  # where the splits have features as records
     start_arrays_fn: Callable  # (Start, image_shape) -> the arrays of the run to start from
     method: Method
