@@ -68,7 +68,7 @@ class Spec(dict):
 def _tuples(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: _tuples(v) for k, v in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+    return tuple(map(_tuples, value)) if type(value) in (list, tuple) else value
 
 
 def _option(default: Any, meaning: str) -> Any:
