@@ -232,5 +232,5 @@ def rows_of(shape: ShapeFn, *names: str) -> tuple[int, ...]:
 
 
 def count_of(shape: ShapeFn, stage: str, part: str) -> int:
-    """Counts the blocks of a stage, each of which has a tensor `part`."""
+    """Counts the blocks of a stage by their tensors `part`."""
     return next(n for n in itertools.count() if not shape(f"{stage}.{n}.{part}"))
