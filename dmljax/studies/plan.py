@@ -111,7 +111,8 @@ def _check(study: Study, row: Row, wanted: Collection[str]) -> dict[str, Any]:
     Also raises if a run would not compute the `wanted` scores.
     """
     try:
-        config = fields.complete(config_files.read(row.config, flags(row.overrides)))
+        start = {} if row.start_from is None else {"start.name": row.start_from}
+        config = fields.complete(config_files.read(row.config, flags({**row.overrides, **start})))
         held_out = config["held_out"]
         if study.folds is not None:
             if held_out is not None:
