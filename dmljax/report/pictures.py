@@ -42,7 +42,8 @@ def frame(embeddings: np.ndarray, split: Split, path: pathlib.Path, *, title: st
         color = ImageColor.getrgb(f"hsl({360 * i / len(chosen):.0f}, 65%, {40 + 20 * (i % 2)}%)")
         legend = [[_LEFT + _SIDE + 16, legend_top + 20 * i + 10]]
         for center in [*centers[split.labels[rows] == label], *legend]:
-            draw.circle(_SCALE * np.asarray(center), _SCALE * _RADIUS, fill=color)
+            x, y = center
+            draw.circle((_SCALE * x, _SCALE * y), _SCALE * _RADIUS, fill=color)
     picture = picture.resize(_SIZE, Image.Resampling.BOX)
     draw = ImageDraw.Draw(picture)
     middle = (_LEFT + _SIDE / 2, _TOP / 2)
