@@ -96,7 +96,7 @@ def _written_out(values: Any, section: Any) -> Any:
         if isinstance(value, dict) and "name" not in value and field.name not in SECTIONS:
             fitting = [x for x in settings if {*value} <= {*x.__dataclass_fields__}]
             name = ([*fitting, *settings][0]).__dataclass_fields__["name"].default
-            value = value if name is dataclasses.MISSING else {"name": name, **value}
+            value = {"name": name, **value}
         values[field.name] = value
     return values
 

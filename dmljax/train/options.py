@@ -134,7 +134,7 @@ class Fold:
 class Start:
     """`start='runs/a'`: the run whose parameters this run begins with."""
 
-    name: str
+    name: str = ""  # a study fills it in
     takes: Literal["all", "backbone"] = _option("all", "parameters to copy")
     mixed_with: str | None = _option(None, "a second run, to average parameters with")
     mixed_fraction: _Weight = _option(0.5, "fraction of the second run in the average")
