@@ -23,7 +23,7 @@ def weights_at_hand(folder: str | os.PathLike | None = None) -> dict[str, pathli
     from dmljax.weights.published import file_name
 
     files: dict[str, pathlib.Path] = {}
-    for directory in filter(None, (folder, cache_folder())):
+    for directory in [cache_folder()] if folder is None else [folder, cache_folder()]:
         paths = {name: pathlib.Path(directory, file_name(name)) for name in PUBLISHED}
         present = [name for name, path in paths.items() if path.is_file()]
         present.sort(key=lambda name: -paths[name].stat().st_mtime)

@@ -240,8 +240,10 @@ def repeated(split: Split, times: int) -> Split:
 
 def images_of(split: Split) -> Split:
     """Returns the split with images as records, where its records are features of images."""
-    rows = split.records.indices if isinstance(split.records, _Selection) else None
-    images = getattr(split.records if rows is None else split.records.records, "images", None)
+    selection = split.records if isinstance(split.records, _Selection) else None
+    records = split.records if selection is None else selection.records
+    rows = None if selection is None else selection.indices
+    images = getattr(records, "images", None)
     if images is None:
         return split
     records = images.records if rows is None else select(images.records, rows)

@@ -27,7 +27,8 @@ def lines(config: Any, *, described: Sequence[str] = ()) -> Iterator[str]:
 
     With names of topologies in `described`, the memory is that of their devices.
     """
-    devices = {name: topologies.devices(name) for name in described} or {"": None}
+    devices: dict[str, list | None] = {name: topologies.devices(name) for name in described}
+    devices = devices or {"": None}
     for title, config_of_step in ladder.configs(config):
         if title:
             yield f"== {title}"

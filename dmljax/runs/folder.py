@@ -265,9 +265,10 @@ def query_scores(
 ) -> QueryScores:
     """Computes the scores of every query of a split by the embeddings of a step."""
     data = _recorded_digests(RunFolder(workdir)).get("data") or ""
-    options = {"data": data, "name": split, "step": step}
     devices = run.shards.mesh.local_devices
-    return scores_file.score(embeddings, run.splits[split], devices=devices, **options)
+    return scores_file.score(
+        embeddings, run.splits[split], data=data, name=split, step=step, devices=devices
+    )
 
 
 def write_scores(scores: QueryScores, folder: str | os.PathLike) -> None:

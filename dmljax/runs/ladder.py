@@ -6,6 +6,7 @@ command continues a killed ladder: finished runs are read, the others are ordina
 """
 
 import dataclasses
+import functools
 import math
 import os
 import pathlib
@@ -199,7 +200,8 @@ def _climb(
             changes["optimizer"] = {**config["optimizer"], "rate": value}
         if folders and (source := RunFolder(folders[-1]).frozen).is_dir():
             target = RunFolder(workdir / place).frozen
-            hosts.on_process_0(lambda a=source, b=target: shutil.copytree(a, b, dirs_exist_ok=True))
+            copy_fn = functools.partial(shutil.copytree, source, target, dirs_exist_ok=True)
+            hosts.on_process_0(copy_fn)
         finished[place] = run_fn({**config, **changes}, workdir / place)
     scores = {place: result.scores.get(f"val/{_SCORE}") for place, result in finished.items()}
     best = max(scores, key=lambda place: scores[place] or 0.0)
@@ -218,8 +220,8 @@ def _climb(
         is_worse = any(x.is_missing or x.is_worse for x in against)
         is_kept = f"val/{_SCORE}" not in finished[best].scores and not is_worse
     difference = "".join(x.range_text for x in against)
-    facts = {"difference": difference, "minutes": minutes, "is_kept": is_kept, "note": note}
-    return [*first, row._replace(**facts)]
+    row = row._replace(difference=difference, minutes=minutes, is_kept=is_kept, note=note)
+    return [*first, row]
 
 
 def _row(name: str, place: str, result: Result, held_out: str, test: str) -> _Row:

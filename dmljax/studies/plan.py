@@ -224,8 +224,9 @@ class Planner:
             outcomes = [self._outcome(run) for run in self.runs_of([candidate])]
             if len(outcomes) < count or not all(x.is_over for x in outcomes):
                 return None
-            scores = [x.result.scores.get(row.by) for x in outcomes if x.result is not None]
-            if len(scores) == count and None not in scores:
+            found = [x.result.scores.get(row.by) for x in outcomes if x.result is not None]
+            scores = [x for x in found if x is not None]
+            if len(scores) == count:
                 values[number] = sum(scores) / count
         if (best := first_best(values)) is None:
             return None

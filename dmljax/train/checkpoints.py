@@ -116,7 +116,8 @@ class Checkpoints:
         def confirm() -> None:
             with contextlib.suppress(concurrent.futures.InvalidStateError):  # see `_shorten`
                 try:
-                    future.set_result(self._confirm(response, step))
+                    self._confirm(response, step)
+                    future.set_result(None)
                 except Exception as error:
                     future.set_exception(error)
 

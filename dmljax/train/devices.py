@@ -16,7 +16,6 @@ everything on every device.
 import collections
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -269,7 +268,7 @@ def _gather(everywhere: NamedSharding) -> Callable[[Any], Any]:
 
 
 def _split(shape: tuple[int, ...], shards: Shardings) -> NamedSharding:
-    axes = [i for i, n in enumerate(shape) if n % shards.size == 0 and math.prod(shape)]
+    axes = [i for i, n in enumerate(shape) if n % shards.size == 0 and 0 not in shape]
     if not axes:
         return shards.everywhere
     longest = max(axes, key=shape.__getitem__)

@@ -239,9 +239,11 @@ class Evaluator:
             variables = optimizers.averaged(state.params, state.opt_state), state.model_state
             masks = {"query": split.query, "gallery": split.gallery}
             others["refined"] = np.asarray(self._inspect.refine(*variables, main, **masks))
-        asked = {"ks": self._run.metrics.ks, "ranking_fns": self._run.metrics.ranking_fns}
+        asked = self._run.metrics
         for name, x in others.items():
-            values = self._score(x, split, **asked, clustering_fns={})
+            values = self._score(
+                x, split, ks=asked.ks, ranking_fns=asked.ranking_fns, clustering_fns={}
+            )
             scores |= {f"{name}/{k}": v for k, v in values.items()}
         if "mean_distance" in options.rankings:
             parts = {name: x for name, x in embeddings.items() if name != MAIN}
@@ -285,10 +287,11 @@ class Evaluator:
 
     def _part_scores(self, embeddings: dict[str, np.ndarray], split: Split) -> dict[str, float]:
         """Computes R@K of every part, such as a learner of an ensemble, and the mean over parts."""
-        options = {"ks": self._run.metrics.ks or (1,), "ranking_fns": {}, "clustering_fns": {}}
+        ks = self._run.metrics.ks or (1,)
         scores, sums = {}, collections.defaultdict[str, list[float]](list)
         for name in [x for x in embeddings if x != MAIN]:
-            for k, value in self._score(embeddings[name], split, **options).items():
+            values = self._score(embeddings[name], split, ks=ks, ranking_fns={}, clustering_fns={})
+            for k, value in values.items():
                 if k.startswith("R@"):
                     scores[f"{name}/{k}"] = value
                     sums[k].append(value)
