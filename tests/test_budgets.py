@@ -12,24 +12,24 @@ PACKAGE = ROOT / "dmljax"
 # slack of 3 %. To add lines in one folder, lower the limit of another one.
 LINES = {
     "ops": (1_370, 1_250),
-    "losses": (2_750, 2_600),
-    "miners": (650, 600),
-    "retrieval": (1_840, 1_350),
-    "metrics": (2_050, 1_800),
-    "nets, weights": (6_850, 6_000),
-    "methods, adapt": (2_790, 2_700),
-    "data": (4_445, 4_200),
-    "config, train/options.py, train/run.py": (2_160, 1_500),
-    "recipes": (1_160, 1_000),
-    "train": (4_100, 3_500),
-    "runs": (2_170, 1_600),
-    "studies": (1_820, 1_600),
-    "report": (3_030, 2_900),
-    "bundle": (2_450, 2_200),
-    "index": (2_870, 2_300),
-    "serve": (1_510, 1_500),
-    "commands": (1_900, 1_700),
-    "files and the rest": (1_330, 800),
+    "losses": (2_690, 2_600),
+    "miners": (630, 600),
+    "retrieval": (1_630, 1_350),
+    "metrics": (1_980, 1_800),
+    "nets, weights": (6_580, 6_000),
+    "methods, adapt": (2_781, 2_700),
+    "data": (4_395, 4_200),
+    "config, train/options.py, train/run.py": (1_960, 1_500),
+    "recipes": (1_140, 1_000),
+    "train": (3_850, 3_500),
+    "runs": (2_000, 1_600),
+    "studies": (1_730, 1_600),
+    "report": (3_000, 2_900),
+    "bundle": (2_380, 2_200),
+    "index": (2_610, 2_300),
+    "serve": (1_500, 1_500),
+    "commands": (1_800, 1_700),
+    "files and the rest": (1_280, 800),
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -59,17 +59,17 @@ def test_no_limit_is_far_above_what_is_there():
 
 
 def test_the_numbers_of_files_tests_and_errors_do_not_grow():
-    assert len(FILES) <= 295
-    assert sum(map(_lines, (ROOT / "tests").rglob("*.py"))) <= 41_800
+    assert len(FILES) <= 265
+    assert sum(map(_lines, (ROOT / "tests").rglob("*.py"))) <= 40_300
     trees = [ast.parse(path.read_text()) for path in FILES]
     raises = sum(isinstance(node, ast.Raise) for tree in trees for node in ast.walk(tree))
-    assert raises <= 790
+    assert raises <= 700
 
 
 def test_the_number_of_public_names_does_not_grow():
     packages = [path.parent.name for path in PACKAGE.glob("*/__init__.py")]
     modules = [importlib.import_module(f"dmljax.{name}") for name in packages]
-    assert sum(len(getattr(module, "__all__", ())) for module in modules) <= 282
+    assert sum(len(getattr(module, "__all__", ())) for module in modules) <= 256
 
 
 def test_documents_keep_to_their_size():
