@@ -45,7 +45,7 @@ def _cuts(name, tmp_path, *, count, seed=0):
 
 
 # The moments of the short test: each costs what a reader of the writer takes.
-FEW = {"Results": 8, "Index": 5, "Checkpoints": 3}
+FEW = {"Results": 8, "Index": 5, "Checkpoints": 3, "Features": 2, "Studies": 8}
 
 
 @needs_gcc

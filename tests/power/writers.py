@@ -7,9 +7,12 @@ returned. `problem` opens what a power cut left with the reader of dmljax; it re
 acknowledged steps are there, and no step is there in part.
 """
 
+import contextlib
+import io
 import os
 import pathlib
 import sys
+from unittest import mock
 
 import numpy as np
 
@@ -130,7 +133,101 @@ class OneCheckpoint(Checkpoints):
     keep = 1
 
 
-WRITERS = {kind.__name__: kind for kind in (Results, Index, Checkpoints)}
+class Features:
+    """The cached features of two splits; every second image is in both."""
+
+    def __init__(self):
+        from dmljax.data.splits import Split
+
+        images = np.random.default_rng(0).integers(0, 255, (30, 4, 4, 3)).astype(np.uint8)
+        labels, names = np.arange(30) % 3, tuple("abc")
+        parts = slice(20), slice(None, None, 2)
+        self.splits = [Split(images[part], labels[part], names) for part in parts]
+
+    def write(self, root):
+        for split in self.splits:
+            self.compute(root, split)
+            acknowledge()
+
+    def compute(self, root, images):
+        import jax
+
+        from dmljax.data.features import Cache
+        from dmljax.data.transforms.transform import Transform
+        from dmljax.train import features
+        from dmljax.train.devices import Shardings
+
+        cache = Cache(root / "features", {"net": "mean"}, evaluation=Transform())
+        split, shards = cache.split(images), Shardings(jax.devices()[:1])
+        means = lambda x: jax.numpy.asarray(x, np.float32).mean(axis=(1, 2))  # noqa: E731
+        # A test process also calls this, and goes on with other tests.
+        small_files = mock.patch.object(features, "_FILE_ROWS", 4)
+        with small_files, contextlib.redirect_stdout(io.StringIO()):
+            computed = features.compute(cache, means, title="", shards=shards, batch_size=4)
+        return computed, np.stack([split.records[row][0] for row in range(len(split))])
+
+    def problem(self, root, count):
+        for i, split in enumerate(self.splits):
+            computed, values = self.compute(root, split)
+            if i < count and computed:
+                return f"{computed} images of split {i} were lost"
+            expected = split.records.astype(np.float32).mean(axis=(1, 2))
+            if not np.allclose(values, expected, rtol=1e-6):
+                return f"other features of split {i}"
+        return None
+
+
+class Studies:
+    """The index of a study that grows, and the mark of a failed run."""
+
+    # Runs in the index, whether the run has a folder, and its failure after each step.
+    states = (
+        (0, False, ""),
+        (1, False, ""),
+        (3, False, ""),
+        (3, True, ""),
+        (3, True, "out of memory"),
+        (4, True, "out of memory"),
+        (4, True, ""),
+    )
+
+    def write(self, root):
+        from dmljax.files.writing import make_folder
+        from dmljax.studies import outcomes
+        from dmljax.studies.folder import StudyFolder
+        from dmljax.studies.plan import PlannedRun
+        from dmljax.studies.study_file import Row, Study
+
+        rows = (Row("plain", "tiny.py", {}),)
+        study = Study("small", "small.py", "ab", rows, seeds=(0, 1, 2, 3))
+        folder = StudyFolder(root / "studies" / "small", root / "by_digest")
+        runs = [PlannedRun("plain", i, None, "tiny.py", (), f"digest{i}") for i in range(4)]
+        run = root / "by_digest" / "digest0"
+        for step in (
+            lambda: folder.record(study, runs[:1]),
+            lambda: folder.record(study, runs[1:3]),
+            lambda: make_folder(run),
+            lambda: outcomes.mark_failed(run, "out of memory", exit_status=1),
+            lambda: folder.record(study, runs[3:]),
+            lambda: outcomes.forget_failure(run),
+        ):
+            step()
+            acknowledge()
+
+    def problem(self, root, count):
+        from dmljax.studies import outcomes
+        from dmljax.studies.folder import StudyFolder
+
+        runs = 0
+        with contextlib.suppress(FileNotFoundError):
+            runs = len(StudyFolder(root / "studies" / "small").planned())
+        run = root / "by_digest" / "digest0"
+        state = runs, run.is_dir(), outcomes.outcome(run).message
+        expected = self.states[count : count + 2]
+        return None if state in expected else f"{state}, not one of {expected}"
+
+
+WRITERS = {kind.__name__: kind for kind in (Results, Index, Checkpoints, Features, Studies)}
 SLOW = {OneCheckpoint.__name__: OneCheckpoint}
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import json
 import re
 import urllib.parse
 
+import pytest
 import yaml
 from service_cases import ROOT
 
@@ -71,3 +72,15 @@ def test_nginx_has_the_limits_of_the_service():
     assert float(values["proxy_read_timeout"].removesuffix("s")) > Limits().seconds
     address = re.search(r"limit_conn address (\d+);", NGINX)[1]
     assert int(address) < Limits().requests
+
+
+def test_the_manifests_follow_the_schemas_of_kubernetes():
+    """Unknown fields are errors, too. `gke.yaml` is a JobSet, which these schemas do not have."""
+    schemas = pytest.importorskip("kubernetes_validate")
+    documents = list(yaml.safe_load_all((ROOT / "launch" / "serve.yaml").read_text()))
+    version = schemas.latest_version()
+    for document in documents:
+        assert schemas.validate(document, version, strict=True)
+    documents[0]["spec"]["template"]["spec"]["containers"][0]["prots"] = []
+    with pytest.raises(schemas.ValidationError, match="prots"):
+        schemas.validate(documents[0], version, strict=True)
