@@ -98,7 +98,8 @@ class EmbeddedIndex(Index):
                     "Restore items.db and items.db-wal together from a backup; to accept the loss, "
                     f"delete the file {self._folder / 'acknowledged'}"
                 )
-            self._vectors(self._connection)  # now: `switch` deletes the files of earlier readers
+            with database.transaction(self._connection) as connection:
+                self._vectors(connection)  # now: `switch` deletes the files of earlier readers
             stack.pop_all()
 
     @contextlib.contextmanager
@@ -300,12 +301,12 @@ class EmbeddedIndex(Index):
                 old, vectors = self._vectors(connection)
                 if len(vectors) != self._state(connection).items:
                     self._move(connection)
-            new, _ = self._vectors(self._connection)
-            kept = {self._path_of(old), self._path_of(new)}  # a reader may be about to map the old
-            for path in {*self._folder.glob("vectors-*.bin")} - kept:
-                path.unlink()
             self._connection.execute("vacuum")
-            self._connection.execute("pragma wal_checkpoint(truncate)")
+            busy, *_ = self._connection.execute("pragma wal_checkpoint(truncate)").fetchone()
+            new, _ = self._vectors(self._connection)
+            kept = {old, new} if busy else {new}  # a reader may be about to map the old file
+            for path in {*self._folder.glob("vectors-*.bin")} - {*map(self._path_of, kept)}:
+                path.unlink()
 
     def _move(self, connection: Connection) -> None:
         """Writes the vectors of all items to a new file, and gives the items its rows."""

@@ -222,10 +222,9 @@ def _add_images(store: Index, images: Images, replace: bool, previous: Index | N
                 del chunk[name]
                 totals["skipped"] += 1
         ids, vectors, problems = images.embed_fn([*chunk.values()])
-        paths = [str(chunk[name].path) for name, _ in problems]
-        left_out += [
-            x if path in x else f"{path}: {x}" for path, (_, x) in zip(paths, problems, strict=True)
-        ]
+        for name, problem in problems:
+            path, kept = str(chunk[name].path), "; its old vector stays" * (name in stored)
+            left_out.append((problem if path in problem else f"{path}: {problem}") + kept)
         if ids:
             metadata = {name: metadata_of(name, {}) for name in ids}
             for index in filter(None, (previous, store)):

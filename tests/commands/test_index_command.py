@@ -206,7 +206,9 @@ def test_unreadable_files_keep_their_old_vectors(images, place, capsys):
     capsys.readouterr()
     for _ in range(2):  # the next command says it again
         assert run(*add) == 1
-        assert capsys.readouterr().err.splitlines()[-1] == "2 images left out"
+        errors = capsys.readouterr().err
+        assert errors.splitlines()[-1] == "2 images left out"
+        assert errors.count("; its old vector stays\n") == 1
     np.testing.assert_array_equal(_files(place)["red/0.png"].vector, before["red/0.png"].vector)
 
 

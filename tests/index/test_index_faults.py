@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 
 import numpy as np
@@ -136,9 +137,8 @@ def test_vectors_of_a_later_version_are_not_used_after_a_restore(tmp_path):
         with index.open(place, write=True) as store:
             store.delete([str(i) for i in range(25)])
             store.add(["other"], np.eye(DIMENSION, dtype=np.float32)[:1])
-            for i in range(2 * is_compacted):  # the old file stays for readers until the second one
+            if is_compacted:
                 store.compact()
-                store.delete([str(30 + i)])
         (place / "generation-1" / "items.db").write_bytes(backup)
         (place / "generation-1" / "acknowledged").unlink()
         if is_compacted:
@@ -299,6 +299,7 @@ with index.open(sys.argv[1]) as store:
                 process.stdin.flush()
                 store.compact()
         assert process.returncode == 0
+        assert [path.name for path in place.rglob("vectors-*")] == ["vectors-2.bin"]
         same(reader.search(queries, 5), naive.search(queries, 5))  # it knows what was deleted
     equal(place, naive)
 
@@ -347,17 +348,18 @@ if os.getuid() == 0:
 
 
 def _as_nobody(code, place):
-    """Runs code in a process that may read the index, and not write it."""
-    for path in [place, *place.rglob("*")]:
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    for path in place.parents:
-        if path.stat().st_uid == os.getuid() and not path.stat().st_mode & 1:
-            path.chmod(path.stat().st_mode | 0o111)
-    try:
-        return python(_NOBODY + code, place)
-    finally:
-        for path in [place, *(p for p in place.rglob("*") if p.is_dir())]:
-            path.chmod(0o755)
+    """Runs code in a process that may read a copy of the index, and not write it."""
+    # Not in `tmp_path`: another pytest that starts takes the permission to enter its folder away.
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copytree(place, pathlib.Path(folder, place.name))
+        for path in [copy, *copy.rglob("*")]:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        copy.parent.chmod(0o755)
+        try:
+            return python(_NOBODY + code, copy)
+        finally:
+            for path in [copy, *(p for p in copy.rglob("*") if p.is_dir())]:
+                path.chmod(0o755)
 
 
 def test_a_folder_that_may_not_be_written_can_be_read(tmp_path):
@@ -373,7 +375,7 @@ except index.Unavailable as error:
 """
     done = _as_nobody(code, place)
     assert done.stdout.startswith("50 5\n"), done.stdout + done.stderr
-    assert f"{place} cannot be written: Permission denied" in done.stdout
+    assert f"{place.name} cannot be written: Permission denied" in done.stdout
 
 
 def test_a_switch_deletes_the_old_generation_and_keeps_its_readers(tmp_path):
