@@ -72,10 +72,11 @@ def _check_folders(folder: pathlib.Path, split: float | Sequence[str] | None) ->
                 "test/, or move it away"
             )
     (name,) = present if len(present) == 1 else ("",)
-    if name in ("train", "test") and any(x.is_dir() for x in (folder / name).iterdir()):
+    other = {"train": "test", "test": "train"}.get(name)
+    if other and any(x.is_dir() for x in (folder / name).iterdir()):
         problem = (
-            f"has {name}/ and no other of train/ and test/: add it, with other classes, or name "
-            f"{folder / name}, whose classes are then divided"
+            f"has {name}/ and no {other}/: add it, with other classes, or name {folder / name}, "
+            "whose classes are then divided"
         )
     if problem:
         raise ValueError(f"folder: {folder} {problem}")

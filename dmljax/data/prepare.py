@@ -104,7 +104,11 @@ def _open(out: pathlib.Path, settings: dict[str, Any]) -> dict[str, dict]:
         )
     for leftover in out.glob("*.tmp"):
         leftover.unlink()
-    return earlier["shards"]
+    return {
+        name: shard
+        for name, shard in earlier["shards"].items()
+        if (out / name).exists() and files.sha256(out / name) == shard["sha256"]
+    }
 
 
 def _write_shard(
@@ -220,7 +224,7 @@ def prepared(*, root: str | os.PathLike) -> Splits:
             if not path.is_file() or path.stat().st_size != shard["bytes"]:
                 raise FileNotFoundError(
                     f"prepared: {path} is missing or its size is not {shard['bytes']} bytes: "
-                    f"delete it and {MANIFEST}, then run the same prepare again"
+                    f"delete {root} and run the same prepare again"
                 )
         marks = {x: np.array(entry[x], t) for x, t in MARKS.items() if entry[x] is not None}
         records = ArrayRecords([root / shard["file"] for shard in entry["shards"]])

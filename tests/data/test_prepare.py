@@ -163,6 +163,20 @@ def test_unreadable_images_are_refused_or_skipped(tmp_path, capsys):
     assert len(datasets.prepared(root=tmp_path / "skip").test) == 3
 
 
+def test_a_damaged_shard_is_written_again(tmp_path, monkeypatch):
+    dataset = _photographs(tmp_path / "photos")
+    monkeypatch.setattr(prepare, "_summary", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        _prepare(dataset, tmp_path / "out")
+    monkeypatch.undo()
+    shard = tmp_path / "out" / "train-00001-of-00002.array_record"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1] + b"?")
+    result = _prepare(dataset, tmp_path / "out")
+    assert files.sha256(shard) == result["splits"]["train"]["shards"][1]["sha256"]
+    assert shard.read_bytes() == content
+
+
 def test_a_truncated_shard_is_named(tmp_path):
     _prepare(_photographs(tmp_path / "photos"), tmp_path / "out")
     shard = tmp_path / "out" / "test-00000-of-00002.array_record"
