@@ -331,10 +331,7 @@ def _pair_rates(data: Labeled, cosine: float) -> dict[str, Any]:
         return passing / np.where(count > 0, count, np.nan)
 
     def fmr(w):
-        passing, count = (
-            np.sum((w @ matrix) * w, axis=1) for matrix in (other_matches, other_pairs)
-        )
-        return ratio(passing, count)
+        return ratio(*(np.sum((w @ x) * w, axis=1) for x in (other_matches, other_pairs)))
 
     def fnmr(w):
         return 1 - ratio(w @ same_matches, w @ same_pairs)

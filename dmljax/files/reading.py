@@ -125,12 +125,13 @@ def chosen_run(workdir: str | os.PathLike) -> pathlib.Path:
                 f"is a run in its own folder in {folder}"
             )
         return folder
-    ladder = json_file(files.ladder, dict[str, Any])
     try:
+        ladder = json_value(files.ladder.read_bytes())
         chosen = folder / ladder["chosen"]
         is_chosen = any(row["folder"] and row["is_kept"] for row in ladder["rows"])
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{files.ladder} is damaged: {error!r}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        problem = f"{files.ladder} is damaged ({error!r})"
+        raise ValueError(f"{problem}: the command of the run writes it again") from error
     if not is_chosen:
         advice = ladder.get("frozen", "`dmljax export --net=...` makes a bundle of that backbone")
         raise ValueError(

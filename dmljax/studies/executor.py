@@ -153,7 +153,8 @@ class Executor:
             if status == _KILLED:
                 self._kills[run.digest] += 1
                 if self._kills[run.digest] <= _MOST_KILLS:
-                    print(f"{run.title}: its process was killed (out of memory?); it restarts")
+                    text = "its process was killed (out of memory?); it restarts"
+                    print(f"{run.title}: {text}", flush=True)
                     return
                 message = f"its process was killed {_MOST_KILLS + 1} times (out of memory?)"
             message = message or state.message or f"it ended without a result, status {status}"

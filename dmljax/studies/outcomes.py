@@ -59,7 +59,7 @@ def outcome(folder: pathlib.Path) -> Outcome:
             f"its config, data or weights changed while the study ran (digest {digest[:12]}): "
             f"delete {folder} to run it again",
         )
-    if files.failure.exists():
+    with contextlib.suppress(FileNotFoundError):  # another process may delete it now
         failure = reading.json_file(files.failure, _Failure)
         return Outcome(failure.status, failure.message)
     if not folder.is_dir():

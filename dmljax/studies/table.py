@@ -265,11 +265,8 @@ def _number(value: float) -> str:
 def _notes(study: Study, rows: Sequence[TableRow]) -> Iterable[str]:
     if study.test is not None:
         yield from filter(None, (visible(rows, study, score) for score in study.scores))
-    if (
-        study.folds
-        and study.test != "folds"
-        and any(c.values for r in rows for c in r.cells.values())
-    ):
+    has_values = any(cell.values for row in rows for cell in row.cells.values())
+    if study.folds and study.test != "folds" and has_values:
         yield (
             "Intervals are over repetitions with other seeds; they hold for these folds and these "
             "classes."
