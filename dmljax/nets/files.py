@@ -39,7 +39,7 @@ class Preprocessing(NamedTuple):
 
     The shorter side becomes `shorter` and the central square of `size` pixels is cut; without
     `shorter`, both sides are squashed to `size`. `filter` is 'bilinear' or 'bicubic'. `normalize`
-    is the value of the config's `normalize`: the name of a function of `weights.preprocessing`, or
+    is the value of the config's `normalize`: the name of a function of `nets.normalizations`, or
     `{"name": "rgb", "mean": [...], "std": [...]}`.
     """
 

@@ -1,5 +1,6 @@
 """A movie of the embedding: a frame of every evaluation, joined at the end of a run."""
 
+import math
 import pathlib
 
 import numpy as np
@@ -10,8 +11,8 @@ from dmljax.data.splits import Split
 from dmljax.files.writing import atomic_writer
 from dmljax.report import projection
 
-_SIZE = (800, 616)  # pixels of a frame
-_LEFT, _TOP, _SIDE = 16, 40, 560  # its square of points
+_LEFT, _TOP, _SIDE = 16, 40, 560  # pixels of the square of points
+_NAMES = 320  # largest width of the names; longer ones are cut
 _RADIUS, _SCALE = 3, 4  # of a point; points are drawn larger, then reduced to smooth their edges
 
 
@@ -32,7 +33,10 @@ def frame(embeddings: np.ndarray, split: Split, path: pathlib.Path, *, title: st
     positions = (positions - low) / np.maximum(high - low, 1e-12)
     corner, scale = np.array([_LEFT + 8, _TOP + 8]), _SIDE - 16
     centers = corner + scale * np.stack([positions[:, 0], 1 - positions[:, 1]], axis=1)
-    picture = Image.new("RGB", [_SCALE * size for size in _SIZE], "white")
+    letters = font("DejaVuSans", 12)
+    width = min(_NAMES, max(letters.getlength(split.names[label]) for label in chosen))
+    size = (_LEFT + _SIDE + 34 + math.ceil(width), _TOP + _SIDE + 16)
+    picture = Image.new("RGB", [_SCALE * x for x in size], "white")
     draw = ImageDraw.Draw(picture)
     box = [_LEFT, _TOP, _LEFT + _SIDE, _TOP + _SIDE]
     draw.rectangle([_SCALE * x for x in box], outline="black", width=_SCALE)
@@ -44,13 +48,16 @@ def frame(embeddings: np.ndarray, split: Split, path: pathlib.Path, *, title: st
         for center in [*centers[split.labels[rows] == label], *legend]:
             x, y = center
             draw.circle((_SCALE * x, _SCALE * y), _SCALE * _RADIUS, fill=color)
-    picture = picture.resize(_SIZE, Image.Resampling.BOX)
+    picture = picture.resize(size, Image.Resampling.BOX)
     draw = ImageDraw.Draw(picture)
     middle = (_LEFT + _SIDE / 2, _TOP / 2)
     draw.text(middle, title, "black", font("DejaVuSans", 18), anchor="mm")
     for i, label in enumerate(chosen):
         place = (_LEFT + _SIDE + 26, legend_top + 20 * i + 10)
-        draw.text(place, split.names[label], "black", font("DejaVuSans", 12), anchor="lm")
+        name = split.names[label]
+        while letters.getlength(name) > _NAMES:
+            name = name.rstrip("…")[:-1] + "…"
+        draw.text(place, name, "black", letters, anchor="lm")
     # A run that is killed continues with the frames that exist, so none may be incomplete.
     with atomic_writer(path, "wb") as file:
         picture.save(file, "PNG")

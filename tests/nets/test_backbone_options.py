@@ -149,6 +149,28 @@ def test_remat_is_in_the_program_and_changes_no_name(name):
     assert shapes == shapes_with_remat
 
 
+def test_remat_changes_no_value():
+    """The recomputation does not update the statistics of batch norm again."""
+    x = images("convnet", size=(16, 16))
+
+    def step(**options):
+        net = nets.convnet(widths=(4, 8), strides=(2, 2), **options)
+        variables = net.init(jax.random.key(0), x, train=False)
+
+        def loss(params):
+            trained = {**variables, "params": params}
+            outputs, new = net.apply(trained, x, train=True, mutable=["batch_stats"])
+            return jnp.sum(outputs["pooled"] ** 2), (outputs, new)
+
+        return jit(jax.grad(loss, has_aux=True))(variables["params"])
+
+    plain, with_remat = step(), step(remat=True)
+    assert max(float(jnp.max(leaf)) for leaf in jax.tree.leaves(plain[1][1])) > 0.1
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), plain, with_remat
+    )
+
+
 def test_initial_values_of_googlenet_are_those_of_caffe():
     net, key = nets.googlenet(stop="conv1"), jax.random.key(0)
     init = jit(lambda key: net.init(key, jnp.zeros((1, 16, 16, 3)), train=False))
