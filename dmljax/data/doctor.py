@@ -3,6 +3,7 @@
 import collections
 import concurrent.futures
 import contextlib
+import decimal
 import functools
 import hashlib
 import os
@@ -97,8 +98,8 @@ def _names(splits: Splits) -> Iterator[Finding]:
     alike = collections.defaultdict(list)
     for name in sorted({*splits.train.names, *splits.test.names}):
         text = " ".join(name.casefold().split())
-        with contextlib.suppress(ValueError):
-            text = str(float(text))
+        with contextlib.suppress(ArithmeticError):  # a float would join long numbers
+            text = str(decimal.Decimal(text).normalize())
         alike[text].append(name)
     if similar := [" = ".join(map(repr, names)) for names in alike.values() if len(names) > 1]:
         text = f"names of classes that differ only in case, blanks or zeros: {_examples(similar)}"

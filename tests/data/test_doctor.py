@@ -87,6 +87,9 @@ def test_names_that_look_alike_are_noted():
     assert "note names of classes that differ only in case, blanks or zeros: " in text
     assert "'01' = '1' = '1.0'; 'Pear' = 'pear'. If they mean one class" in text
     assert "differ only" not in _texts(datasets.glyphs(), "glyphs")
+    labels, names = splits.encode(["12345678901234567", "12345678901234568", "7e999", "8e999"] * 4)
+    text = _texts(splits.divide(splits.Split(images, labels, names), train=0.5))
+    assert "differ only" not in text
 
 
 def test_numbers_in_the_order_of_text_are_noted():

@@ -402,3 +402,20 @@ def test_an_evaluation_is_decoded_at_twice_its_shorter_side_or_more():
     assert transform.bind(transforms.graph_eval).least_side is None
     with pytest.raises(ValueError, match="scaled_decode=False: change them, or set antialias=True"):
         side(transforms.standard_eval, antialias=False)
+
+
+@pytest.mark.parametrize("area", [(0.08, 1.0), (0.01, 0.02)])
+def test_images_that_are_decoded_at_a_fraction_leave_every_crop_twice_its_size(area, monkeypatch):
+    """However small the crop is, of an image of any shape."""
+    scaled = transform.bind(transforms.standard_train, size=30, area=area, scaled_decode=True)
+    crops, scale = [], resampling.scale
+    monkeypatch.setattr(
+        resampling, "scale", lambda x, *a, **k: crops.append(x.shape[:2]) or scale(x, *a, **k)
+    )
+    for h, w in ((1, 1), (3, 2), (1, 4)):
+        side = scaled.least_side
+        image = np.zeros((side * h // min(h, w), side * w // min(h, w), 1), np.uint8)
+        for i in range(100):
+            scaled(image, _rng(i))
+    shortest = min(map(min, crops))  # a side of a crop is rounded
+    assert 2 * 30 - 1 <= shortest <= 2 * 30 * 1.3
