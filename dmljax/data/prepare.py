@@ -104,11 +104,8 @@ def _open(out: pathlib.Path, settings: dict[str, Any]) -> dict[str, dict]:
         )
     for leftover in out.glob("*.tmp"):
         leftover.unlink()
-    return {
-        name: shard
-        for name, shard in earlier["shards"].items()
-        if (out / name).exists() and files.sha256(out / name) == shard["sha256"]
-    }
+    digests = {path.name: files.sha256(path) for path in out.glob("*.array_record")}
+    return {name: x for name, x in earlier["shards"].items() if digests.get(name) == x["sha256"]}
 
 
 def _write_shard(
