@@ -27,6 +27,7 @@ import safetensors.numpy
 from dmljax.bundle.errors import BadBundle
 from dmljax.files import reading, schema
 from dmljax.files.writing import json_digest, sha256, tensors_digest, write_json
+from dmljax.index.nearest import SIMILARITIES
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -57,11 +58,11 @@ _ASCENDING = schema.Limit(lambda x: list(x) == sorted(set(x)), "in ascending ord
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """The embeddings: `similarity` is 'cosine' for unit vectors, and 'euclidean' otherwise."""
+    """The embeddings, and how they are compared (`index.nearest.SIMILARITIES`)."""
 
     dimension: _Size
     unit: bool
-    similarity: Annotated[str, schema.Limit(("cosine", "euclidean").__contains__, "known")]
+    similarity: Annotated[str, schema.Limit(SIMILARITIES.__contains__, "known")]
     precision: str
 
 

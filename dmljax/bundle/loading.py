@@ -50,7 +50,7 @@ class Bundle:
 
     @property
     def similarity(self) -> str:
-        """'cosine', or 'euclidean' where the embeddings are not unit vectors."""
+        """Returns how embeddings are compared, a name in `index.nearest.SIMILARITIES`."""
         return self.manifest.output.similarity
 
     @property

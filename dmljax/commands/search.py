@@ -6,8 +6,7 @@
     dmljax search --index=photos.index --id=cats/1.jpg
     dmljax search clip.bundle --index=photos.index --text="red shoe"
 
-Each hit is one line: rank, similarity, id, metadata. The similarity is the cosine, or minus the
-distance if the bundle uses Euclidean distance. --threshold is a similarity, or the name of a
+Each hit is one line: rank, similarity, id, metadata. --threshold is a similarity, or the name of a
 threshold of the bundle: less similar images are left out, and "no match" is an answer. --where
 compares a field of the metadata (= < <= > >=). Repeat it for further conditions; the same field
 with = gives alternatives. Values are numbers, true, false, null or text. A number also equals the

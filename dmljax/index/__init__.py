@@ -50,8 +50,8 @@ def create(
     """Makes an empty index, open for writing.
 
     `place` is a folder that does not exist yet, or an address postgresql://. `model` is the digest
-    of the model, and `dimension` the length of its vectors. `similarity` is the one of the bundle:
-    'cosine' of unit vectors, or 'euclidean', minus the distance of vectors of any length.
+    of the model, and `dimension` the length of its vectors. `similarity` is the one of the bundle,
+    a name in `nearest.SIMILARITIES`.
     """
     return _store(place).create(place, inputs.check_settings(model, dimension, similarity))
 

@@ -59,7 +59,7 @@ class State(NamedTuple):
 
 
 class Index(abc.ABC):
-    """Vectors with ids and metadata, compared exactly by cosine or by Euclidean distance.
+    """Vectors with ids and metadata, compared exactly by a similarity.
 
     A call either happens completely or changes nothing, and when it returns, its changes survive a
     kill of the process. `model` is the digest of the model that makes the vectors. Threads may
@@ -89,7 +89,7 @@ class Index(abc.ABC):
     ) -> None:
         """Adds items: all of them, or none if one of them is refused.
 
-        `vectors` are [n, dimension], of length 1 (to 1e-3) where cosines are compared. `metadata`
+        `vectors` are [n, dimension], of length 1 (to 1e-3) if the similarity needs it. `metadata`
         is a JSON object per item. An id that exists already is an error, unless `replace` gives the
         item its new vector and metadata. `files` are the image files that items come from.
         """
@@ -167,11 +167,10 @@ class Index(abc.ABC):
         Of equal similarities, the item that was added first comes first.
 
         Args:
-            vectors: queries, of length 1 where cosines are compared.
+            vectors: queries, of length 1 where the similarity needs unit vectors.
             k: at most 1,000. More than there are items is an error, unless `allow_fewer`.
             where: conditions on metadata (`dmljax.index.filters`); fewer items may match than k.
-            threshold: leave out items of a lower similarity; an empty list means "no match". With
-                Euclidean distances, -0.5 leaves out items farther away than 0.5.
+            threshold: leave out items of a lower similarity; an empty list means "no match".
             allow_fewer: return all items if there are fewer than k.
             exclude: for each query, the id of a stored item that it does not return.
         """

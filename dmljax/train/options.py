@@ -86,7 +86,7 @@ _REQUIRED = dataclasses.MISSING
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KMeans:
-    """`evaluate.clustering='kmeans'`: NMI, AMI, ARI and F1 of a clustering by k-means."""
+    """`evaluate.clustering='kmeans'`: scores of a clustering by k-means."""
 
     name: Literal["kmeans", "scikit_learn"] = "kmeans"
     starts: Positive = _option(1, "starts of k-means; the lowest inertia counts")
@@ -189,7 +189,7 @@ class EvaluationOptions:
     )
     clustering: KMeans | None = _option(
         KMeans(),
-        "k-means behind NMI, AMI, ARI and F1; 'scikit_learn' follows the rules of published "
+        "k-means behind the scores of clusters; 'scikit_learn' follows the rules of published "
         "tables, and is slow with thousands of classes; None: no clustering",
     )
     batch_size: Positive = _option(256, "number of images embedded at once")
@@ -253,7 +253,7 @@ class Options:
     )
     net: Spec = _option(_REQUIRED, "the backbone; `weights`: the file of its pretrained weights")
     loss: Spec = _option(_REQUIRED, "the loss, a function of `losses`")
-    method: Spec = _option(_REQUIRED, "the training method: pairs, proxies, graph, dvml or abe")
+    method: Spec = _option(_REQUIRED, "the training method, a function of `methods`")
     steps: Length = _option(_REQUIRED, "length of training: a number of steps, or '60 epochs'")
     seed: _Seed = _option(0, "seed of initial values, batches and augmentation")
     size: _Size | None = _option(None, "`size` of both transforms, unless they set their own")
