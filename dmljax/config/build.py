@@ -54,6 +54,7 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         options,
         net if cache is None else assemble.FeaturesOrImages(net, cache.output),
         classes=classes,
+        batch_size=timing["batch_size"],
     )
     trained = adapted.method
 

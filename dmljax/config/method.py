@@ -78,9 +78,9 @@ def net_of(options: Options) -> Any:
     return net if trained == "all" else layers.freeze(net)
 
 
-def adapted_of(options: Options, net: Any, *, classes: int) -> Adapted:
+def adapted_of(options: Options, net: Any, *, classes: int, batch_size: int = 0) -> Adapted:
     """Returns the method with this net; `trained` says which part of it learns."""
-    factory, loss_fn, mining = functions_of(options)
+    factory, loss_fn, mining = functions_of(options, batch_size)
     method = factory(net, loss_fn, classes=classes, **mining)
     if options.distill:
         output = _pooled_output(options) or "pooled"
@@ -88,22 +88,28 @@ def adapted_of(options: Options, net: Any, *, classes: int) -> Adapted:
     return options.trained.function(method)
 
 
-def functions_of(options: Options) -> tuple[Callable, Callable, dict[str, Any]]:
+def functions_of(
+    options: Options, batch_size: int = 0
+) -> tuple[Callable, Callable, dict[str, Any]]:
     """Returns the factory of the method, the loss, and the miner as a keyword of the factory.
 
-    Raises unless they fit. Reads no data and builds no net.
+    Raises unless they fit each other and the batch. Reads no data and builds no net.
     """
     loss, method, miner = options.loss, options.method, options.miner
     mine_fn, factory = miner.function if miner else None, method.function
     takes_proxies = "proxies" in inspect.signature(loss.function).parameters
     needs_proxies = method["name"] in _WITH_PROXIES
-    dim, tile = method.get("dim", 1), loss.get("tile", 1)
-    without_tile = mine_fn or loss.get("mine_fn") or method.get("memory")
+    dim, tile, memory = method.get("dim", 1), loss.get("tile", 1), method.get("memory")
+    without_tile = mine_fn or loss.get("mine_fn") or memory
     problems: dict[str, bool] = {
         f"the loss {loss['name']} compares with proxies, which the method {method['name']} does "
         "not have: --config.method=proxies, or another loss": takes_proxies and not needs_proxies,
         f"the loss {loss['name']} takes no proxies, which the method {method['name']} compares "
         "with: --config.method=pairs, or another loss": needs_proxies and not takes_proxies,
+        "loss.reduce_fn=None keeps the entries of the loss, and training needs one number: leave "
+        "it out": loss.get("reduce_fn", "") is None,
+        f"method.memory={memory} cannot hold a batch of {batch_size} images: take at least "
+        f"{batch_size}, or 0 for no memory": bool(memory and memory < batch_size),
         f"loss.tile={tile} must be a positive integer, and tiles compare rows by their classes "
         "alone: leave out the tile, or the miner and the memory": (
             tile is not None and (tile < 1 or bool("tile" in loss and without_tile))

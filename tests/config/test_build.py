@@ -14,6 +14,7 @@ from dmljax.config.build import build
 from dmljax.config.fields import options_of
 from dmljax.data import sampling
 from dmljax.data.sampling import sampler as samplers
+from dmljax.runs import training
 
 CONFIG = pathlib.Path(registry.__file__).parent
 # These modules turn the plain data of a config into options. Others use the options.
@@ -41,6 +42,21 @@ def test_a_loss_that_does_not_fit_the_method_is_refused_before_data_are_read(tmp
         method.functions_of(options_of(fields.complete(nowhere | {"method": "proxies"})))
     with pytest.raises(ValueError, match=advice):
         build(tiny(tmp_path, loss="arcface"))
+
+
+def test_what_would_fail_in_the_first_step_is_refused_before_a_folder_is_written(tmp_path):
+    memory = {"name": "pairs", "dim": 4, "memory": 7}  # and a batch has 8 images
+    no_number = {"name": "contrastive", "reduce_fn": None}
+    no_rows = {"name": "pairs", "dim": 0}
+    for part, words in (
+        ({"method": memory}, "method.memory=7 cannot hold a batch of 8 images: .* 8, or 0"),
+        ({"loss": no_number}, "loss.reduce_fn=None .* training needs one number: leave it out"),
+        ({"method": no_rows}, "method.dim=0: an embedding has 1 or more dimensions"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            training.run(tiny(tmp_path, **part), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+    build(tiny(tmp_path, method=memory | {"memory": 8}))
 
 
 def _selection(folder, **fields):
