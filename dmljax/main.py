@@ -10,6 +10,7 @@ import gc
 import importlib
 import logging as python_logging
 import os
+import select
 import signal
 import sys
 import types
@@ -99,7 +100,12 @@ def console() -> int:
         status = main(words)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:
+    except BrokenPipeError as error:
+        output = select.poll()
+        output.register(sys.stdout.fileno(), 0)  # for errors alone
+        if not output.poll(0):  # it was another pipe, such as one to a worker process
+            print_error(error)
+            return 2
         # Nobody reads the output any more, as in `dmljax list | head`. What is not written yet
         # would fail again at the end of the process.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -28,6 +28,21 @@ def test_the_version_is_printed():
     assert subprocess.check_output(words, cwd=ROOT, text=True) == command("--version").stdout
 
 
+@pytest.mark.parametrize("is_read, status", [(True, 2), (False, 141)])
+def test_only_a_broken_pipe_of_the_output_ends_the_command_without_a_word(is_read, status):
+    code = (
+        "import os, sys\n"
+        "import dmljax.main\n"
+        "def main(words): raise BrokenPipeError('the pipe of a worker')\n"
+        "dmljax.main.main, sys.argv = main, ['dmljax', 'list']\n"
+        "reader, writer = os.pipe()\n"
+        "os.dup2(writer, 1)\n"
+        f"if not {is_read}: os.close(reader)\n"
+        "sys.exit(dmljax.main.console())"
+    )
+    assert python(code, status=status).stderr == "error: the pipe of a worker\n" * is_read
+
+
 def test_every_verb_explains_itself_without_starting_jax():
     code = (
         "import sys\n"

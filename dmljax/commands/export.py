@@ -23,6 +23,7 @@ dmljax search BUNDLE --index=... --text="red shoe".
 import argparse
 import dataclasses
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,11 +32,10 @@ from dmljax.commands.parser import add_fields, flag, given, leave_out, refuse, v
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """Returns the numbers of `--batch-sizes=1,8,32`; argparse refuses other texts."""
-    numbers = tuple(map(int, text.split(",")))
-    if min(numbers) < 1:
-        raise ValueError
-    return numbers
+    """Returns the numbers of `--batch-sizes=1,8,32`."""
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of positive numbers")
+    return tuple(map(int, text.split(",")))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,9 +112,8 @@ def _size(folder: pathlib.Path) -> str:
 def _print_bundle(bundle: pathlib.Path, source: str) -> int:
     from dmljax.bundle import files
 
-    print(
-        f"{bundle}: {_size(bundle)}; every program gives the embeddings of the {source} (README.md)"
-    )
+    text = f"every program gives the embeddings of the {source} (README.md)"
+    print(f"{bundle}: {_size(bundle)}; {text}")
     for name, entry in files.read_manifest(bundle).thresholds.items():
         if (rate := entry.test.fmr) is not None:
             where = "the test split" if entry.chosen_on == "val" else "other test classes"

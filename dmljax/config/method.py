@@ -154,17 +154,15 @@ def normalization_of(options: Options, net: Any, origin: start.Start | None) -> 
         return chosen(
             "normalize", expected or getattr(net, "expected_normalization", None) or "imagenet"
         )
-    if expected is None or options.normalize.get("force") is True:
-        return options.normalize
     spec, expected = options.normalize, named(expected)
-    inputs = [normalizations.inputs(x) or x["name"] for x in (spec, expected)]
-    if inputs[0] != inputs[1]:
+    inputs = [normalizations.inputs(x) or x["name"] for x in (spec, expected or spec)]
+    if spec.get("force") is not True and inputs[0] != inputs[1]:
         raise ValueError(
             f"normalize={short(dict(spec))!r} contradicts {source}, which expects "
             f"{short(expected)!r}: leave it out, or insist by "
             f'--config.normalize="{ {**spec, "force": True} }"'
         )
-    return options.normalize
+    return spec
 
 
 def _input_note(options: Options) -> str:
@@ -204,10 +202,9 @@ def _cache(
             "set --config.trained=last, and leave out method.pool_fn, or take global_max or "
             "class_and_mean; or --config.features=computed"
         )
+    weights = weights_digest(options)
     if options.start is not None:
-        weights: str | None = (origin or start.find(options.start.name)).digest
-    else:
-        weights = weights_digest(options)
+        weights = (origin or start.find(options.start.name)).digest
     about: dict[str, Any] = {"net": options.net.with_defaults(), "weights": weights}
     about["normalize"] = {k: v for k, v in normalization.with_defaults().items() if k != "force"}
     if (platform := jax.default_backend()) != "cpu":  # accelerators multiply with fewer digits

@@ -79,6 +79,8 @@ def _write_config(
         try:
             changes = _changes(files, config, digests)
         except ValueError as error:  # a damaged file
+            if has_results and not overwrite:
+                raise
             changes = [str(error)]
         if changes and has_results and not overwrite:
             kind, content = ("ladder", " with all its steps") if steps else ("run", "")

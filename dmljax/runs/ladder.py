@@ -199,7 +199,7 @@ def _climb(
         elif value is not None:
             changes["optimizer"] = {**config["optimizer"], "rate": value}
         if folders and (source := RunFolder(folders[-1]).frozen).is_dir():
-            target = RunFolder(workdir / place).frozen
+            target = str(RunFolder(workdir / place).frozen)  # all processes get the result
             copy_fn = functools.partial(shutil.copytree, source, target, dirs_exist_ok=True)
             hosts.on_process_0(copy_fn)
         finished[place] = run_fn({**config, **changes}, workdir / place)

@@ -146,13 +146,9 @@ def _views(embedded: Embedded, readable: np.ndarray) -> list[dict[str, Any]]:
     """Returns views of the inside of the method, for a few readable test images."""
     run, rng = embedded.run, np.random.default_rng(0)
     reader = Reader(run.test, least_side=run.eval_transform_fn.least_side)
+    params = optimizers.averaged(embedded.state.params, embedded.state.opt_state)
     # This process alone draws, on one device.
-    arrays = jax.device_get(
-        (
-            optimizers.averaged(embedded.state.params, embedded.state.opt_state),
-            embedded.state.model_state,
-        )
-    )
+    arrays = jax.device_get((params, embedded.state.model_state))
 
     def bound(kind: str, inspect_fn: Callable) -> Callable:
         options = {"key": jax.random.key(run.options.seed)} if kind == "synthetic_features" else {}

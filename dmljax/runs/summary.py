@@ -55,10 +55,8 @@ def header(run: Run, state: TrainState) -> list[str]:
     line = "; ".join(filter(None, notes))
     if start_step := int(state.step):
         return [f"{line}; continuing from step {start_step}"]
-    hint = None
-    if not (run.weights or run.options.start):
-        names = run.options.net["name"], run.options.dataset["name"]
-        hint = start.missing_weights_note(*names)
+    names = run.options.net["name"], run.options.dataset["name"]
+    hint = None if run.options.has_pretrained else start.missing_weights_note(*names)
     return [x for x in (hint, line, run.input_note) if x]
 
 

@@ -73,11 +73,8 @@ def test_the_command_writes_a_bundle_and_checks_it(run_folder, tmp_path, capsys)
     [
         (["export", "RUN"], "export needs --out"),
         (["export", "nowhere", "--out=OUT"], "holds no run"),
-        (
-            ["export", "RUN", "--out=OUT", "--batch-sizes=x"],
-            "invalid sizes value",
-        ),
-        (["export", "RUN", "--out=OUT", "--batch-sizes=0"], "invalid sizes value"),
+        (["export", "RUN", "--out=OUT", "--batch-sizes=x"], "'x' is not a list of positive num"),
+        (["export", "RUN", "--out=OUT", "--batch-sizes=8,0"], "'8,0' is not a list of positive"),
         (["export", "RUN", "--out=OUT", "--step=7"], "has the checkpoints"),
         (["bundle", "check", "nowhere"], "the bundle nowhere does not exist"),
         (["bundle", "look", "nowhere"], "invalid choice"),
