@@ -28,8 +28,9 @@ def add_run(parser: argparse.ArgumentParser, *, split: bool = False) -> None:
 
 def add_step(parser: argparse.ArgumentParser) -> None:
     """Adds the flags `--step` and `--trust-modules`, to read a checkpoint."""
-    text = "step of the checkpoint; by default the selected one"
-    parser.add_argument("--step", type=int, help=text)
+    parser.add_argument(
+        "--step", type=int, help="step of the checkpoint; by default the chosen one"
+    )
     add_trust(parser)
 
 

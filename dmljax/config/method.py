@@ -42,8 +42,7 @@ def backbone_of(options: Options, origin: start.Start | None) -> tuple[dict[str,
     The first are fields of `Run` by their names.
     """
     net = net_of(options)
-    dense_fn = _argument(options.method.function, "dense_fn")
-    whiten = _argument(dense_fn, "whiten")
+    whiten = _argument(_argument(options.method.function, "dense_fn"), "whiten")
     normalization, output = normalization_of(options, net, origin), _pooled_output(options)
     is_cached = isinstance(options.features, Cached)
     backbone = {

@@ -112,8 +112,7 @@ def run(
                 _write_page(workdir, rows, best)
 
         hosts.on_process_0(finish)
-    scores = chosen.scores
-    return {k.removeprefix("test/"): v for k, v in scores.items() if k.startswith("test/")}
+    return {k.removeprefix("test/"): v for k, v in chosen.scores.items() if k.startswith("test/")}
 
 
 def configs(config: Any) -> list[tuple[str, dict[str, Any]]]:

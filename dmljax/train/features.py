@@ -229,7 +229,6 @@ def _compute_part(
                     write_array(paths[next_file], np.stack(waiting[:_FILE_ROWS]))
                     next_file += _FILE_ROWS
                     del waiting[:_FILE_ROWS]
-        is_timed = timed >= _LEAST_TIMED
-        seconds = (time.perf_counter() - clock) / timed if is_timed else None
+        seconds = (time.perf_counter() - clock) / timed if timed >= _LEAST_TIMED else None
         parts.finish(folder, rows=range(first, stop), seconds=seconds)
     return stop - start

@@ -136,9 +136,9 @@ def _of_folders(folder, counts, **dataset):
         (
             {"train/a": 2, "train/b": 2},
             {},
-            r"photos has train/ and no other .*: add it, .* or name",
+            r"photos has train/ and no test/: add it, .* or name",
         ),
-        ({"test/a": 2, "test/b": 2}, {}, r"photos has test/ and no other .*: add it, .* or name"),
+        ({"test/a": 2, "test/b": 2}, {}, r"photos has test/ and no train/: add it, .* or name"),
     ],
 )
 def test_splits_without_images_or_positives_are_refused(tmp_path, counts, fields, message):
