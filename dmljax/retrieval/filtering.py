@@ -20,7 +20,7 @@ from dmljax.retrieval.rules import mask, precedes
 from dmljax.retrieval.tiles import Tile
 
 _HALF = jnp.finfo(jnp.bfloat16)
-_PAIRS = 8192  # open pairs whose similarities are computed at once
+_PAIRS = 8192  # the fewest open pairs whose similarities are computed at once
 _SEGMENT = 128  # columns in which open pairs are counted together; divides the side of every tile
 
 
@@ -34,15 +34,16 @@ def count_rows(
     segment_counts = jnp.sum(segments, axis=1, dtype=jnp.int32)
     ends = jnp.cumsum(segment_counts)
     starts = ends - segment_counts
+    size = max(_PAIRS, is_open.size // 1024)  # large tiles of equal vectors take few rounds
 
     def add_open(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         """Adds the next open pairs from index `start`."""
         start, counts = carry
-        numbers = start + jnp.arange(_PAIRS, dtype=jnp.int32)
+        numbers = start + jnp.arange(size, dtype=jnp.int32)
         # Each segment with a pair writes its index where its pairs begin; later ones are larger.
         first = jnp.maximum(starts - start, 0)
-        first = jnp.where((segment_counts > 0) & (ends > start), first, _PAIRS)
-        segment = jnp.zeros(_PAIRS, jnp.int32).at[first].set(jnp.arange(len(ends)), mode="drop")
+        first = jnp.where((segment_counts > 0) & (ends > start), first, size)
+        segment = jnp.zeros(size, jnp.int32).at[first].set(jnp.arange(len(ends)), mode="drop")
         segment = jax.lax.cummax(segment)
         ranks = jnp.cumsum(segments[segment], axis=1, dtype=jnp.int32)
         within = jnp.argmax(ranks > (numbers - starts[segment])[:, None], axis=1)
@@ -53,7 +54,7 @@ def count_rows(
         )
         is_ahead = precedes(similarities[:, None], thresholds[row])
         is_ahead &= (numbers < ends[-1])[:, None]
-        return start + _PAIRS, counts.at[row].add(is_ahead.astype(jnp.int32))
+        return start + size, counts.at[row].add(is_ahead.astype(jnp.int32))
 
     carry = vary((jnp.int32(0), counts + ahead))
     return jax.lax.while_loop(lambda carry: carry[0] < ends[-1], add_open, carry)[1]
