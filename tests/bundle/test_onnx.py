@@ -21,7 +21,7 @@ from system import METHODS, tiny
 from dmljax import nets
 from dmljax.bundle import exporting, files, loading, models, preprocessing, programs
 from dmljax.config.fields import complete
-from dmljax.nets import layers, vit
+from dmljax.nets import clip, dino, layers
 from dmljax.nets.layers import impl
 
 SIZES = {"lecun": (32, 1), "convnet": (32, 3)}
@@ -131,7 +131,7 @@ def test_programs_of_the_families_are_their_nets(family):
 
 # At the real width. Nets of one family differ by their widths and depths alone.
 REAL = ["efficientnet_lite0", "convnext_t", "vit_b16"]
-OTHERS = sorted({*nets.__all__} - {*vit.__all__, *FAMILIES, *REAL} | {"vit_b16"})
+OTHERS = sorted({*nets.__all__} - {*clip.__all__, *dino.__all__, *FAMILIES, *REAL} | {"vit_b16"})
 
 
 @pytest.mark.slow

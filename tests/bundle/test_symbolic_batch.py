@@ -15,14 +15,14 @@ from dmljax.bundle import models, programs
 from dmljax.config.build import build
 from dmljax.config.fields import complete
 from dmljax.methods import assemble
-from dmljax.nets import pools, vit
+from dmljax.nets import clip, dino, pools, vit
 
 CHANNELS, SIZES = {"lecun": 1}, {"googlenet": 64, "googlenet_bn": 64, "bn_inception": 64}
 SLOW = ("bn_inception", "googlenet", "googlenet_bn", "mobilenet_v2", "vit_b16")
 SLOW += ("efficientnet_lite1", "efficientnet_lite2", "convnext_s", "convnext_b", "convnext_l")
 SLOW += tuple(f"resnet{depth}" for depth in (34, 50, 101, 152))
 # The tests of families export a small net of each other family.
-NETS = sorted({*nets.__all__} - {*vit.__all__, *FAMILIES} | {"vit_b16"})
+NETS = sorted({*nets.__all__} - {*clip.__all__, *dino.__all__, *FAMILIES} | {"vit_b16"})
 NETS = [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in NETS]
 
 
