@@ -134,6 +134,12 @@ def _enqueue(memory: Memory, x, labels, where) -> tuple[Memory, Array]:
 def _check(memory, x, labels, size: int) -> None:
     check_class_labels(labels, x)
     check_integers("labels", labels)
+    dtype, stored = jnp.asarray(labels).dtype, memory.labels.dtype
+    if dtype.itemsize > stored.itemsize:
+        raise ValueError(
+            f"labels are {dtype}, but the memory stores {stored}, which cannot hold all of them: "
+            f"create it with init({x.shape[1]}) while jax_enable_x64 is on, or give {stored} labels"
+        )
     if jnp.shape(memory.embeddings) != (size, x.shape[1]) or len(x) > size:
         raise ValueError(
             f"a batch {list(x.shape)} needs a memory [{max(size, len(x))} {x.shape[1]}], not "

@@ -174,6 +174,9 @@ def test_labels_of_any_size_are_not_cut_when_they_are_stored(offset):
     unsigned = (y + 3_000_000_000).astype(np.uint32)
     value, _ = memory_loss.loss(memory_loss.init(D), x, unsigned)
     np.testing.assert_allclose(value, expected, rtol=1e-6)
+    memory = memory_loss.init(D)
     with jax.enable_x64(True):
         value, _ = memory_loss.loss(memory_loss.init(D), x, unsigned)
         np.testing.assert_allclose(value, expected, rtol=1e-6)
+        with pytest.raises(ValueError, match="labels are int64, but the memory stores int32"):
+            memory_loss.loss(memory, x, y)
