@@ -1,4 +1,4 @@
-"""The model card of a bundle, Markdown with the YAML head that model hubs read, and its figures."""
+"""Writes the model card of a bundle: Markdown with YAML metadata for model hubs, and figures."""
 
 import importlib.resources
 import json

@@ -1,4 +1,4 @@
-"""The data of a run: splits, held-out classes, the sampler, and lengths in steps."""
+"""Builds the data of a run: splits, held-out classes, and the sampler; counts its steps."""
 
 import functools
 import inspect

@@ -1,4 +1,4 @@
-"""The optimizer of a config: its schedule and its groups of parameters, with lengths in steps."""
+"""Builds the optimizer of a run, with its schedule and its groups of parameters."""
 
 import functools
 import re

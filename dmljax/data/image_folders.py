@@ -162,7 +162,7 @@ def find_folder(
 
 
 class _Files(NamedTuple):
-    """What lies below a folder; `links` are not followed, and lead back to the second path."""
+    """The files below a folder; a link (path, target) that leads to a parent is not followed."""
 
     images: list[str]
     unread: list[str]

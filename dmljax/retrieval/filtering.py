@@ -4,8 +4,8 @@ Each vector is the sum of two in bfloat16 and a small rest, and three products o
 added (`_terms`). Their sum differs from the similarity in float32 by no more than a radius
 (`_approximate`). It decides whether a negative precedes a positive if both similarities are farther
 apart than the radius. For every other pair, `_pair_similarities` computes the similarity in
-float32, in the same way as that of the positive. So the ranks do not depend on the type of the
-products, and exact ties stay ties.
+float32, in the same way as that of the positive, so exact ties stay ties. Similarities that differ
+by the rounding of float32 may come in another order than without the filter.
 """
 
 import functools

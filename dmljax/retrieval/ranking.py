@@ -61,7 +61,7 @@ def ranks(
     that n processes can rank together: their ranks are bitwise the ranks of one process.
 
     With `filter_dtype=jnp.bfloat16`, products in bfloat16 decide all comparisons but close ones,
-    which are decided in float32 (`retrieval.filtering`): the ranks are the same. With None,
+    which are decided in float32 (`retrieval.filtering`). Equal similarities stay ties. With None,
     products in full precision decide all comparisons. 'auto' is bfloat16 on accelerators, and None
     on CPUs, for float64, and where a trial shows that the device is less precise than expected.
 
